@@ -2,32 +2,36 @@
 
 `python -m bench.gpu.session OUT [--seconds 540] [--parts smoke,reasoner-2] [options of seer-sgl
 bench]` runs the parts of parts.py that OUT does not have yet, then those that were cut. Each writes
-JSON into OUT, its output goes to OUT/PART.log, and after each the archive is complete. At the end
-of the time the running part gets the chance to write what it has; the next call continues with the
-parts after it.
+JSON into OUT and its output to OUT/PART.log. The archive follows while a part runs. At the end of
+the time, or when the session is asked to end, the running part gets the chance to write what it
+has; the next call continues with the parts after it. `python -m bench.gpu` runs a session in the
+background.
 """
 
 import argparse
-import io
-import json
+import ctypes
+import fcntl
+import os
 import shlex
+import signal
 import subprocess
 import sys
-import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .machine import gpu_count, has_fa3, require_gpu, write_json
+from .machine import gpu_count, has_fa3, require_gpu
 from .parts import ROOT, Machine, Part, Session, configs, inputs, parts
+from .results import Results
 
 PROGRAM = "bench.gpu.session"
 LEAST_S = 45.0  # a part is not begun with less time left
 INPUTS_S = 120.0
 GRACE_S = 30.0  # for a part that has to end
-LOG_BYTES = 60_000  # of the end of a log, in the archive
-LEFT_OUT = (".trace.json.gz", ".npy", ".so")
+PACK_S = 5.0  # between two looks at the results of a running part
+LOCK_S = 1.0  # another process may hold the lock for a moment, to see whether a session runs
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def waiting(every: Sequence[Part], done: dict[str, Any], chosen: Sequence[str]) -> list[Part]:
@@ -45,28 +49,44 @@ def waiting(every: Sequence[Part], done: dict[str, Any], chosen: Sequence[str]) 
     return new + [part for part in every if done.get(part.name, {}).get("cut")]
 
 
-def run(part: Part, log: Path, seconds: float) -> dict[str, Any]:
-    """Runs a part for at most `seconds`. Returns its record: status, seconds, command."""
+def run(
+    part: Part, log: Path, seconds: float, *, meanwhile: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
+    """Runs a part for at most `seconds`. Returns its record: status, seconds, command.
+
+    meanwhile: called every few seconds; returns whether the part has to end now.
+    """
     began = time.monotonic()
+    cut = False
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *part.command],
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
+            preexec_fn=_end_with_session,  # noqa: PLW1509 (a session has one thread)
         )
-        cut = False
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            cut = True
-            _end(process)
+        while True:
+            left = began + seconds - time.monotonic()
+            try:
+                process.wait(max(0.0, min(PACK_S, left)))
+                break
+            except subprocess.TimeoutExpired:
+                if left <= PACK_S or meanwhile():
+                    cut = True
+                    _end(process)
+                    break
     return {
         "status": process.returncode,
         "cut": cut,
         "seconds": round(time.monotonic() - began, 1),
         "command": shlex.join(("python", "-m", *part.command)),
     }
+
+
+def _end_with_session() -> None:
+    """Lets a part end when the session is killed: the next session must find the GPU free."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -77,32 +97,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def pack(out: Path, archive: Path) -> None:
-    """Writes the results into an archive: the ends of logs, and no traces and models."""
-    draft = archive.with_name(archive.name + ".part")
-    with tarfile.open(draft, "w:gz") as tar:
-        for path in sorted(out.rglob("*")):
-            if path.is_file() and not path.name.endswith(LEFT_OUT) and path != draft:
-                tar.addfile(*_member(path, path.relative_to(out.parent)))
-    draft.replace(archive)
-
-
-def _member(path: Path, name: Path) -> tuple[tarfile.TarInfo, io.BytesIO]:
-    content = path.read_bytes()
-    if path.suffix == ".log":
-        content = content[-LOG_BYTES:]
-    member = tarfile.TarInfo(str(name))
-    member.size, member.mtime = len(content), int(path.stat().st_mtime)
-    return member, io.BytesIO(content)
-
-
-def record(out: Path) -> dict[str, Any]:
-    """Returns the records of the parts that were begun in this folder."""
-    path = out / "session.json"
-    content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return content
 
 
 def prepare(session: Session, machine: Machine) -> None:
@@ -133,26 +127,57 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(todo: Sequence[Part], out: Path, archive: Path, seconds: float) -> bool:
-    """Runs the parts, as many as the time allows; prints a line for each. Returns whether all of
-    them succeeded, or were cut."""
-    until, done, sound = time.monotonic() + seconds, record(out), True
-    for part in todo:
-        left = until - time.monotonic() - GRACE_S
-        if left < LEAST_S:
-            print(f"{part.name} and the parts after it wait for the next call", flush=True)
-            break
-        log = out / f"{part.name}.log"
-        done[part.name] = one = run(part, log, left)
-        failed = one["status"] != 0 and not one["cut"]
-        how = (
-            f"status {one['status']}: {last_line(log)}" if failed else "cut" if one["cut"] else "ok"
-        )
-        print(f"{part.name}: {one['seconds']:.0f} s, {how}", flush=True)
-        sound = sound and not failed
-        write_json(out / "session.json", done)
-        pack(out, archive)
-    return sound
+class Measuring:
+    """Runs parts one after the other, until the time is over or `stop` is called.
+
+    `run_part` and `clock` (seconds): for tests.
+    """
+
+    def __init__(
+        self,
+        results: Results,
+        *,
+        run_part: Callable[..., dict[str, Any]] = run,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._results = results
+        self._run = run_part
+        self._clock = clock
+        self._stopped = False
+
+    def stop(self, *_: object) -> None:
+        """Lets the running part end within a few seconds, and starts no other."""
+        self._stopped = True
+
+    def measure(self, todo: Sequence[Part], seconds: float) -> bool:
+        """Runs the parts, as many as the time allows; prints a line for each. Returns whether all
+        of them succeeded, or were cut."""
+        until, sound = self._clock() + seconds, True
+        for part in todo:
+            left = until - self._clock() - GRACE_S
+            if left < LEAST_S or self._stopped:
+                print(f"{part.name} and the parts after it wait for the next call", flush=True)
+                break
+            print(f"{part.name} ...", flush=True)
+            log = self._results.begin(part.name)
+            one = self._run(part, log, left, meanwhile=self._meanwhile)
+            self._results.end(part.name, one)
+            print(f"{part.name}: {outcome(one, log)}", flush=True)
+            sound = sound and (one["status"] == 0 or one["cut"])
+        return sound
+
+    def _meanwhile(self) -> bool:
+        self._results.pack()
+        return self._stopped
+
+
+def outcome(one: Mapping[str, Any], log: Path) -> str:
+    """Returns the record of a part in words; of one that failed, with the last line of its log."""
+    if one["status"] is None:
+        return "begun"
+    failed = one["status"] != 0 and not one["cut"]
+    how = f"status {one['status']}: {last_line(log)}" if failed else "cut" if one["cut"] else "ok"
+    return f"{one['seconds']:.0f} s, {how}"
 
 
 def last_line(log: Path) -> str:
@@ -161,8 +186,34 @@ def last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 
+def lock(out: Path) -> int | None:
+    """Takes the lock of the folder's session until this process ends. Returns its file descriptor;
+    None if another process has it."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(out.with_name(f"{out.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    return file
+
+
+def _locked(out: Path) -> bool:
+    for _ in range(2):
+        if lock(out) is not None:
+            return True
+        time.sleep(LOCK_S)
+    return False
+
+
+def archive_of(out: Path) -> Path:
+    """Returns the default path of the archive."""
+    return out.with_name(f"{out.name}.tar.gz")
+
+
 def main() -> None:
-    """Exits with status 1 if a part failed, 2 if this is no GPU machine."""
+    """Exits with status 1 if a part failed, 2 if this is no GPU machine or the folder is in use."""
     parser = arguments()
     options, bench = parser.parse_known_args()
     out = options.out.resolve()
@@ -171,17 +222,22 @@ def main() -> None:
         require_gpu(PROGRAM)
     machine = Machine() if options.list else Machine(gpu_count(), has_fa3())
     chosen = options.parts.split(",") if options.parts else []
+    results = Results(out, options.archive or archive_of(out))
     try:
-        todo = waiting(parts(session, machine), record(out), chosen)
+        todo = waiting(parts(session, machine), results.record(), chosen)
     except ValueError as error:
         parser.error(str(error))
     if options.list:
         print("\n".join(f"{part.name}: {shlex.join(part.command)}" for part in todo))
         return
-    archive = options.archive or out.with_name(f"{out.name}.tar.gz")
+    if not _locked(out):
+        parser.error(f"{out}: another session measures into this folder")
+    measuring = Measuring(results)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, measuring.stop)
     prepare(session, machine)
-    sound = measure(todo, out, archive, options.seconds)
-    print(f"results: {archive}")
+    sound = measuring.measure(todo, options.seconds)
+    print(f"results: {results.archive}")
     raise SystemExit(0 if sound else 1)
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from bench.gpu import machine
 from bench.gpu.parts import CONFIGS, Machine, Part, Session, configs, inputs, parts
-from bench.gpu.session import last_line, measure, pack, record, run, waiting
+from bench.gpu.results import Results
+from bench.gpu.session import Measuring, last_line, run, waiting
 from bench.gpu.step_times import table
 from bench.gpu.step_trace import breakdown, covered
 from seer_sgl.benchmark.arms import EVERY
@@ -107,24 +108,24 @@ def test_a_later_call_goes_on_after_the_parts_that_were_begun() -> None:
 def test_a_part_that_fails_costs_no_other_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    assert not measure([FAILS, VERSION], out, tmp_path / "results.tar.gz", 3600.0)
-    failed, fine = capsys.readouterr().out.splitlines()
+    results = Results(tmp_path / "out", tmp_path / "results.tar.gz")
+    assert not Measuring(results).measure([FAILS, VERSION], 3600.0)
+    _, failed, _, fine = capsys.readouterr().out.splitlines()
     assert "status 1" in failed or "status 2" in failed
     assert "/absent" in failed
     assert fine.endswith("ok")
-    assert record(out)["version"]["status"] == 0
-    with tarfile.open(tmp_path / "results.tar.gz") as archive:
+    assert results.record()["version"]["status"] == 0
+    with tarfile.open(results.archive) as archive:
         assert {"out/session.json", "out/version.log", "out/fails.log"} <= set(archive.getnames())
 
 
 def test_no_part_is_begun_with_too_little_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert measure([VERSION], tmp_path, tmp_path / "results.tar.gz", 60.0)
+    results = Results(tmp_path / "out", tmp_path / "results.tar.gz")
+    assert Measuring(results).measure([VERSION], 60.0)
     assert capsys.readouterr().out == "version and the parts after it wait for the next call\n"
-    assert record(tmp_path) == {}
+    assert results.record() == {}
 
 
 @pytest.mark.process
@@ -140,7 +141,7 @@ def test_the_archive_has_the_ends_of_logs_and_no_traces(tmp_path: Path) -> None:
     (out / "engines" / "e0.log").write_text("x" * 100_000 + "the end")
     (out / "a.trace.json.gz").write_text("large")
     (out / "figures.json").write_text("{}")
-    pack(out, tmp_path / "results.tar.gz")
+    Results(out, tmp_path / "results.tar.gz").pack()
     with tarfile.open(tmp_path / "results.tar.gz") as archive:
         assert archive.getnames() == ["out/engines/e0.log", "out/figures.json"]
         log = archive.extractfile("out/engines/e0.log")

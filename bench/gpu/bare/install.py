@@ -2,7 +2,7 @@
 
 `python3 bench/gpu/bare/install.py FOLDER` takes one folder, in any order, and installs everything
 into ~/seer with the last one. Then `. ~/seer/env.sh` sets the environment for
-`python3 -m bench.gpu.session`. It needs Python 3.12, pip, and the packages beside which
+`python3 -m bench.gpu`. It needs Python 3.12, pip, and the packages beside which
 packages.txt was made.
 """
 
@@ -147,7 +147,7 @@ def main() -> None:
     join(root / "stage", root / "files")
     install(root, root / "files")
     (root / "env.sh").write_text(environment(root) + "\n")
-    print(f"installed; next: . {root}/env.sh && python3 -m bench.gpu.session ~/results")
+    print(f"installed; next: . {root}/env.sh && python3 -m bench.gpu ~/results")
 
 
 def run(*command: str) -> None:
