@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.table import Table
 from typing_extensions import override
 
-from bench.full.constants import measured_engine
 from seer_sgl import Rollout
 from seer_sgl.config import with_values
 from seer_sgl.driver.observer import Observer
@@ -31,6 +30,7 @@ from seer_sgl.sim.outcome import Outcome, outcome
 from seer_sgl.sim.simulate import simulate
 from seer_sgl.traces.trace import Responses
 from seer_sgl.types import Chunk, Group
+from seer_sgl.what_if.constants import measured_engine
 
 POLICIES = ("seer", "fcfs", "group_round_robin")
 KV_BYTES = 1536.0  # per token of the reasoner; only its ratio to the bandwidth matters

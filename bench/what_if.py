@@ -19,7 +19,7 @@ from seer_sgl.sim.source import load_settings, workload_file, workload_names
 from seer_sgl.sim.workload import sample
 from seer_sgl.traces.trace import Responses
 from seer_sgl.types import token_array
-from seer_sgl.what_if.command import WhatIfRequest, what_if
+from seer_sgl.what_if.command import WhatIf, WhatIfRequest
 
 FOLDER = RESULTS / "2026-11-26-what-if"
 SHORT = "short-even"
@@ -50,12 +50,16 @@ def ask(name: str, out: Path) -> None:
         trace = Path(folder) / f"{name}.csv"
         if name == SHORT:
             write_csv(short_even(), trace)
-            request = WhatIfRequest(traces=[trace])
+            request = WhatIfRequest(traces=[trace], out=Path(folder))
         else:
             config = load_settings(workload_file(name))
             write_csv(sample(config.workload), trace)
-            request = WhatIfRequest(traces=[trace], model=name, engines=config.engine.count)
-        what_if(request, as_json=False, out=Path(folder), page=Console())
+            request = WhatIfRequest(
+                traces=[trace], model=name, engines=config.engine.count, out=Path(folder)
+            )
+        asked = WhatIf(request)
+        asked.ask()
+        asked.show(Console(), as_json=False)
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{name}.json").write_text((Path(folder) / "what-if.json").read_text())
 

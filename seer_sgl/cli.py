@@ -179,6 +179,10 @@ def simulate(*, log_level: str, **options: Any) -> None:
 @click.option("--engines", type=click.IntRange(1), metavar="N", help="Default 8.")
 @click.option("--price", type=click.FloatRange(0), help="Of a GPU for an hour.")
 @click.option("--group-size", type=click.IntRange(1), metavar="N", help="If a file has no groups.")
+@click.option("--groups", type=click.IntRange(1), metavar="N", help="Only so many, at random.")
+@click.option("--engine", multiple=True, metavar="URL", help="Measure servers; one per option.")
+@click.option("--replay", is_flag=True, help="Also replay the trace on these servers.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Of a replay.")
 @click.option("--tokenizer", metavar="PATH", help="To count tokens, where a file has texts only.")
 @click.option(
     "--draws", type=click.IntRange(0), default=4, show_default=True, help="If there is one trace."
@@ -188,18 +192,25 @@ def simulate(*, log_level: str, **options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
 @click.option("--out", type=PATH, help="Folder for JSON and picture.")
 @log_level
-def what_if(*, as_json: bool, out: Path | None, log_level: str, **options: Any) -> None:
+def what_if(*, as_json: bool, log_level: str, **options: Any) -> None:
     """Answer what seer-sgl would bring, from lengths.
 
     TRACE: a file with the response lengths of a rollout that happened: samples.jsonl, other JSON
     lines, CSV (group,length), or a dump of slime, veRL, NeMo-RL, tpu-inference or inference-perf.
     Several traces are several rollouts; the last is shown. No engine is needed.
     """
-    from .what_if.command import WhatIfRequest
-    from .what_if.command import what_if as run_what_if
+    from .event_loop import run
+    from .what_if.command import WhatIf, WhatIfRequest
 
     with log_to(open_console(), log_level):
-        run_what_if(WhatIfRequest(**options), as_json=as_json, out=out, page=_output())
+        request = WhatIfRequest(**options)
+        asked = WhatIf(request)
+        if request.engine:
+            run(asked.measure())
+        asked.ask()
+        if request.replay:
+            run(asked.replay())
+        asked.show(_output(), as_json=as_json)
 
 
 @cli.command()

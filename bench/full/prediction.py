@@ -18,8 +18,8 @@ from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import outcome
 from seer_sgl.sim.simulate import simulate
 from seer_sgl.traces.trace import Responses
+from seer_sgl.what_if.constants import measured_chunk_ms, measured_engine
 
-from .constants import measured_chunk_ms, measured_engine
 from .verification import Verification, measured_verification
 
 logger = logging.getLogger(f"seer_sgl.{__name__}")  # shown like the lines of the package

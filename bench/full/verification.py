@@ -18,9 +18,8 @@ from seer_sgl.errors import EngineUnavailable
 from seer_sgl.sampling import ORIGIN
 from seer_sgl.sim.config import EngineConfig
 from seer_sgl.sim.steps import StepTime
-
-from .calls import Body, Inputs, body, random_inputs, seconds
-from .constants import fits, fitted
+from seer_sgl.what_if.constants import fits, fitted
+from seer_sgl.what_if.timed_calls import Body, Inputs, body, random_inputs, seconds
 
 BATCHES = (1, 2, 4, 8)
 PROMPT, WRITTEN = 256, 448  # tokens: contexts of the benchmark's responses

@@ -24,6 +24,7 @@ from .orders import (
     resampled,
 )
 from .profiles import Profile
+from .replay import ReplayedRatio, ReplayedRollout
 
 
 class WhatIfAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +32,7 @@ class WhatIfAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     `engines`: their number; `gpus`: of all; `assumed`: what the trace does not have, and what no
     option said; `bound_s`: no order can be faster; `concurrency`: requests at once per engine, 0
-    if there is no choice.
+    if there is no choice; `replayed`: rollouts on real servers.
     """
 
     trace: str
@@ -50,6 +51,8 @@ class WhatIfAnswer(msgspec.Struct, frozen=True, kw_only=True):
     draws: list[Draw]
     calibration: list[str]
     advice: Advice
+    replayed: list[ReplayedRollout] = []
+    replayed_ratios: list[ReplayedRatio] = []
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +74,7 @@ def answer(question: Question, notice: Notice) -> WhatIfAnswer:
     chunk, chunks = question.chosen_chunk, list[Try]()
     if chunk is None:
         chunk, chunks = best_chunk(scenario, notice)
-    scenario = altered(scenario, CHUNK, chunk)
+    scenario = altered(scenario, {CHUNK: chunk})
     rows = compare(scenario, question.profile.gpus, question.price, notice)
     bound_s, alone_s = _bounds(scenario)
     concurrency, limits = best_concurrency(scenario, notice)
@@ -109,7 +112,7 @@ def _bounds(scenario: Scenario) -> tuple[float, float]:
 def _draws(question: Question, scenario: Scenario, chunk: int, notice: Notice) -> list[Draw]:
     """Returns the gain on the trace, and on the other traces or on resamples of its groups."""
     found = [gain_on(scenario, scenario.name)]
-    others: Sequence[Scenario] = [altered(each, CHUNK, chunk) for each in question.scenarios[:-1]]
+    others: Sequence[Scenario] = [altered(each, {CHUNK: chunk}) for each in question.scenarios[:-1]]
     if not others:
         others = [_resample(scenario, scenario.config, seed) for seed in range(question.draws)]
     for other in others:

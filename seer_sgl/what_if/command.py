@@ -2,27 +2,37 @@
 
 import json
 import logging
-from collections.abc import Sequence
+import os
+import random
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
+from seer_sgl.engine.describe import describe
+from seer_sgl.engine.session import open_session
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError
 from seer_sgl.files import explained
+from seer_sgl.link.contract import API_KEY
 from seer_sgl.report.style import can_draw
+from seer_sgl.sim.config import EngineConfig
 from seer_sgl.sim.opening import open_trace
 from seer_sgl.traces.reading import read_trace
 from seer_sgl.traces.rl_lines import Count
 from seer_sgl.traces.trace import Trace
 
-from .answer import Question, answer
+from .answer import Question, WhatIfAnswer, answer
+from .constants import measured_engine
 from .orders import CHUNK
 from .page import print_page
-from .profiles import DEFAULT_MODEL, profile
+from .profiles import DEFAULT_MODEL, measured_profile, profile
+from .replay import Replayer, ratios
 
 logger = logging.getLogger(__name__)
 SOURCE = "TRACE"
+KV_BYTES = 100_000.0  # per token of measured servers: only its ratio to the bandwidth matters
 
 
 class WhatIfRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,57 +47,135 @@ class WhatIfRequest(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int | None = None
     tokenizer: str | None = None
     draws: int = 4
+    groups: int | None = None
+    out: Path | None = None
+    engine: Sequence[str] = ()
+    replay: bool = False
+    rounds: int = 3
     config: Path | None = None
     overrides: Sequence[str] = ()
 
 
-def what_if(request: WhatIfRequest, *, as_json: bool, out: Path | None, page: Console) -> None:
-    """Prints the page, or one JSON object; with `out`, also writes what-if.json and what-if.png.
+class WhatIf:
+    """The steps of the command, in this order: `measure`, `ask`, `replay`, `show`."""
 
-    Raises ConfigError if a trace cannot be read or simulated.
-    """
-    if out is not None:
-        _make_folder(out)
-    found = answer(_question(request), lambda step: logger.info("simulating: %s", step))
-    built = msgspec.to_builtins(found)
-    if out is not None:
-        with explained(out / "what-if.json"):
-            (out / "what-if.json").write_text(json.dumps(built, indent=2) + "\n")
-        if can_draw():
-            from .picture import draw
+    def __init__(self, request: WhatIfRequest) -> None:
+        """Raises ConfigError if a trace cannot be read, or options contradict each other."""
+        if request.replay and not request.engine:
+            raise ConfigError("--replay: give the servers with --engine URL")
+        if request.engine and (request.model or request.gpu):
+            raise ConfigError("--engine: measures the engines; leave out --model and --gpu")
+        if request.out is not None:
+            _make_folder(request.out)
+        count = None if request.tokenizer is None else _counter(request.tokenizer)
+        self._request = request
+        self._traces = [
+            _some(
+                read_trace(path, source=SOURCE, group_size=request.group_size, count=count),
+                request.groups,
+            )
+            for each in request.traces
+            for path in _files(each)
+        ]
+        self._measured: EngineConfig | None = None
+        self._found: WhatIfAnswer | None = None
 
-            draw(found, out / "what-if")
-    if as_json:
-        print(json.dumps(built))
-    else:
-        print_page(found, page)
+    async def measure(self) -> None:
+        """Measures the costs of the servers. Raises EngineUnavailable or EngineStartError."""
+        logger.info("measuring %d server(s)", len(self._request.engine))
+        infos = [each async for each in self._infos()]
+        self._measured = await measured_engine(infos, KV_BYTES, _key())
+
+    @property
+    def answer(self) -> WhatIfAnswer:
+        """What was found so far. Raises RuntimeError before `ask`."""
+        if self._found is None:
+            raise RuntimeError("nothing was asked yet")
+        return self._found
+
+    def ask(self) -> WhatIfAnswer:
+        """Simulates everything. Raises ConfigError if a trace cannot be simulated."""
+        self._found = answer(self._question(), lambda step: logger.info("simulating: %s", step))
+        return self._found
+
+    async def replay(self) -> None:
+        """Replays the trace on the servers. Raises ConfigError, EngineError or RolloutError."""
+        infos = [each async for each in self._infos()]
+        async with open_session(_key()) as session:
+            groups, chunk = self._traces[-1].groups, self.answer.chunk_tokens
+            replayer = Replayer(infos, session, groups, chunk)
+            rounds = replayer.rounds(
+                self._request.rounds, lambda step: logger.info("replaying: %s", step)
+            )
+            rollouts = [each async for each in rounds]
+        self._found = msgspec.structs.replace(
+            self.answer,
+            replayed=rollouts,
+            replayed_ratios=ratios(rollouts, self.answer.orders),
+        )
+
+    def show(self, page: Console, *, as_json: bool) -> None:
+        """Prints the page, or one JSON object; with `out`, also writes what-if.json and
+        what-if.png. Raises RolloutError if a file cannot be written."""
+        out = self._request.out
+        built = msgspec.to_builtins(self.answer)
+        if out is not None:
+            with explained(out / "what-if.json"):
+                (out / "what-if.json").write_text(json.dumps(built, indent=2) + "\n")
+            if can_draw():
+                from .picture import draw
+
+                draw(self.answer, out / "what-if")
+        if as_json:
+            print(json.dumps(built))
+        else:
+            print_page(self.answer, page)
+
+    async def _infos(self) -> AsyncIterator[EngineInfo]:
+        """Yields the descriptions of the servers."""
+        async with open_session(_key()) as session:
+            for number, url in enumerate(self._request.engine):
+                for info in await describe(session, f"e{number}", url.rstrip("/")):
+                    yield info
+
+    def _question(self) -> Question:
+        request, last = self._request, self._traces[-1]
+        gpus, count = request.gpus_per_engine, request.engines
+        if self._measured is None:
+            engines = profile(request.model or DEFAULT_MODEL, request.gpu, gpus, count)
+        else:
+            engines = measured_profile(self._measured, gpus, None if request.replay else count)
+        files = [] if request.config is None else [request.config]
+        scenarios = [
+            open_trace(trace, *files, overrides=request.overrides, engines=engines.tree)
+            for trace in self._traces
+        ]
+        chosen = any(override.startswith(f"{CHUNK}=") for override in request.overrides)
+        chunk = scenarios[-1].config.scheduling.chunk_tokens
+        return Question(
+            scenarios=scenarios,
+            format=last.format,
+            profile=engines,
+            assumed=[*_assumed(request, last), *last.assumed],
+            price=request.price,
+            chosen_chunk=chunk if chosen else None,
+            draws=request.draws,
+        )
 
 
-def _question(request: WhatIfRequest) -> Question:
-    count = None if request.tokenizer is None else _counter(request.tokenizer)
-    traces = [
-        read_trace(path, source=SOURCE, group_size=request.group_size, count=count)
-        for each in request.traces
-        for path in _files(each)
-    ]
-    engines = profile(
-        request.model or DEFAULT_MODEL, request.gpu, request.gpus_per_engine, request.engines
-    )
-    files = [] if request.config is None else [request.config]
-    scenarios = [
-        open_trace(trace, *files, overrides=request.overrides, engines=engines.tree)
-        for trace in traces
-    ]
-    config = scenarios[-1].config
-    chosen = any(override.startswith(f"{CHUNK}=") for override in request.overrides)
-    return Question(
-        scenarios=scenarios,
-        format=traces[-1].format,
-        profile=engines,
-        assumed=[*_assumed(request, traces[-1]), *traces[-1].assumed],
-        price=request.price,
-        chosen_chunk=config.scheduling.chunk_tokens if chosen else None,
-        draws=request.draws,
+def _key() -> str | None:
+    return os.environ.get(API_KEY)
+
+
+def _some(trace: Trace, groups: int | None) -> Trace:
+    """Returns a trace with so many of its groups, drawn at random, in their order."""
+    if groups is None or groups >= len(trace.groups):
+        return trace
+    chosen = sorted(random.Random(0).sample(range(len(trace.groups)), groups))
+    return msgspec.structs.replace(
+        trace,
+        groups=[trace.groups[number] for number in chosen],
+        assumed=[*trace.assumed, f"{groups} of {len(trace.groups)} groups, drawn at random."],
     )
 
 
@@ -103,11 +191,14 @@ def _counter(tokenizer: str) -> Count:
 
 def _assumed(request: WhatIfRequest, trace: Trace) -> list[str]:
     sentences = []
-    if request.model is None and request.config is None:
+    if request.engine:
+        sentences.append("The draws are of lengths; the engines were measured once.")
+    elif request.model is None and request.config is None:
         sentences.append("Your model: --model, --gpu and --gpus-per-engine say another.")
-    if request.engines is None and request.config is None:
+    if request.engines is None and request.config is None and not request.engine:
         sentences.append("The number of engines: --engines says another.")
-    sentences.append("All prompts are there at the start; a KV pool moves KV between engines.")
+    pool = "there is no KV pool" if request.engine else "a KV pool moves KV between engines"
+    sentences.append(f"All prompts are there at the start; {pool}.")
     if len(trace.groups) < 2:
         sentences.append("One group is too little for draws to mean anything.")
     return sentences

@@ -2,7 +2,7 @@
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -73,9 +73,9 @@ def chunk_sizes(longest: int) -> list[int]:
     return sorted({whole, *(max(LEAST_CHUNK, size) for size in sizes)}, reverse=True)
 
 
-def altered(scenario: Scenario, key: str, value: int) -> Scenario:
-    """Returns the scenario with one setting changed."""
-    config = with_values(scenario.config, {key: value})
+def altered(scenario: Scenario, values: Mapping[str, int | bool]) -> Scenario:
+    """Returns the scenario with other settings."""
+    config = with_values(scenario.config, values)
     return Scenario(scenario.name, scenario.responses, config, scenario.prior)
 
 
@@ -84,7 +84,7 @@ def best_chunk(scenario: Scenario, notice: Notice) -> tuple[int, list[Try]]:
     tries = []
     for size in chunk_sizes(scenario.config.workload.lengths.max):
         notice(f"chunks of {size:,} tokens")
-        row = altered(scenario, CHUNK, size).alone(OURS)
+        row = altered(scenario, {CHUNK: size}).alone(OURS)
         tries.append(Try(size, row.wall_s))
     return max(_near(tries)), tries
 
@@ -97,7 +97,7 @@ def best_concurrency(scenario: Scenario, notice: Notice) -> tuple[int, list[Try]
     tries = []
     for value in (each for each in CONCURRENCIES if each <= most):
         notice(f"{value} requests at once per engine")
-        row = altered(scenario, CONCURRENCY, value).alone(OURS)
+        row = altered(scenario, {CONCURRENCY: value}).alone(OURS)
         tries.append(Try(value, row.wall_s))
     return (min(_near(tries)), tries) if tries else (0, [])
 
@@ -109,7 +109,7 @@ def _near(tries: Sequence[Try]) -> list[int]:
 
 def compare(scenario: Scenario, gpus: int, price: float | None, notice: Notice) -> list[OrderRow]:
     """Returns every order on the trace. `gpus`: per engine; `price`: per GPU-hour."""
-    whole = altered(scenario, CHUNK, scenario.config.workload.lengths.max)
+    whole = altered(scenario, {"scheduling.divide": False, "scheduling.kv_ledger": False})
     outcomes = {}
     for name, label in LABELS.items():
         notice(label)

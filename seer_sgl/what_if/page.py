@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .answer import WhatIfAnswer
-from .orders import TODAY, mean_gain
+from .orders import LABELS, TODAY, mean_gain
 
 BAR = 40  # characters of the longest bar
 
@@ -71,6 +71,18 @@ def _orders(answer: WhatIfAnswer) -> Table:
     return table
 
 
+def _replayed(answer: WhatIfAnswer) -> Iterator[str]:
+    if not answer.replayed_ratios:
+        return
+    rounds = len(answer.replayed) // (len(answer.replayed_ratios) + 1)
+    yield ""
+    yield f"Replayed on the given servers, {rounds} rounds; time over that of order and division:"
+    for ratio in answer.replayed_ratios:
+        yield f"  {LABELS[ratio.order]}: {ratio.wall}, simulated {ratio.simulated_wall:.2f}"
+        if ratio.tail is not None and ratio.simulated_tail is not None:
+            yield f"    last 10 %: {ratio.tail}, simulated {ratio.simulated_tail:.2f}"
+
+
 def _remarks(answer: WhatIfAnswer) -> Iterator[str]:
     yield "gain: time of today's fastest order over the time of this one."
     tried = ", ".join(f"{each.value:,}: {each.wall_s:,.1f} s" for each in answer.chunks_tried)
@@ -84,6 +96,7 @@ def _remarks(answer: WhatIfAnswer) -> Iterator[str]:
     yield f"How sure? Gain {mean:.2f} ({least:.2f} to {most:.2f}) on:"
     yield from (f"  {draw.source}: {draw.gain:.2f}" for draw in answer.draws)
     yield from (f"  {sentence}" for sentence in answer.calibration)
+    yield from _replayed(answer)
     if answer.assumed:
         yield "Assumed:"
         yield from (f"  {sentence}" for sentence in answer.assumed)

@@ -9,8 +9,11 @@ eight (configs/sim/qwen2-vl-72b.yaml). Three models come whole from configs/sim 
 
 from typing import Any, NamedTuple
 
+import msgspec
+
 from seer_sgl.config.reading import read_tree
 from seer_sgl.errors import ConfigError
+from seer_sgl.sim.config import EngineConfig
 from seer_sgl.sim.source import workload_file
 
 GB = 1e9
@@ -82,6 +85,14 @@ def profile(model: str, gpu: str | None, gpus: int | None, engines: int | None) 
     if engines is not None:
         tree["engine"]["count"] = engines
     return Profile(tree, each, words)
+
+
+def measured_profile(engine: EngineConfig, gpus: int | None, engines: int | None) -> Profile:
+    """Returns engines whose costs were measured on servers without a KV pool."""
+    tree = {"engine": msgspec.to_builtins(engine), "pool": {"enabled": False}}
+    if engines is not None:
+        tree["engine"]["count"] = engines
+    return Profile(tree, gpus or 1, "measured on the given servers, without a KV pool")
 
 
 def _computed(model: str, gpu: str, gpus: int) -> dict[str, dict[str, Any]]:

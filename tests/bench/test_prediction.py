@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from bench.full import prediction
-from bench.full.constants import begin_s, fits, fitted_step
 from bench.full.prediction import Constants, measure_constants, predict
 from bench.full.verification import (
     PROMPT,
@@ -29,6 +28,7 @@ from seer_sgl.report.recorder import Recorder
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.source import load_settings
 from seer_sgl.types import Prompt
+from seer_sgl.what_if.constants import begin_s, fits, fitted_step
 from tests.support.rows import row
 
 SIM = Path(prediction.__file__).with_name("cpu.yaml")

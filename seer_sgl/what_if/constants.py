@@ -12,7 +12,7 @@ from seer_sgl.engine.session import open_session
 from seer_sgl.engine_types import EngineInfo
 from seer_sgl.sim.config import EngineConfig
 
-from .calls import Inputs, body, random_inputs, seconds
+from .timed_calls import Inputs, body, random_inputs, seconds
 
 BATCHES = (1, 2, 4, 8, 16, 64)
 CONTEXTS = (16, 500, 1500, 3000)

@@ -1,0 +1,127 @@
+"""A trace replayed on fake servers: every order gets the recorded lengths and the same prompts."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typing_extensions import override
+
+from seer_sgl.errors import ConfigError, RolloutError
+from seer_sgl.what_if.command import WhatIf, WhatIfRequest
+from seer_sgl.what_if.replay import REPLAYED
+from tests.fake_sglang import FakeSGLang, serving_all
+
+LENGTHS = [[9, 20, 31], [5, 5, 70], [2, 3, 4], [64, 1, 12]]
+PROMPTS = [11, 3, 20, 7]
+CHUNK = 16
+
+
+class EndlessSGLang(FakeSGLang):
+    """A fake server that always generates as many tokens as it may."""
+
+    @override
+    def _reply(self, call: dict[str, Any], fault: str = "ok") -> dict[str, Any]:
+        tokens = call["sampling_params"]["max_new_tokens"]
+        reply = super()._reply(call, fault)
+        reply["output_ids"] = [7] * tokens
+        reply["meta_info"] |= {
+            "finish_reason": {"type": "length", "length": tokens},
+            "completion_tokens": tokens,
+            "output_token_logprobs": [[-1.0, 7, None]] * tokens,
+        }
+        return reply
+
+
+def write_trace(path: Path) -> Path:
+    rows = [
+        f"{group},{length},{PROMPTS[group]}\n"
+        for group, lengths in enumerate(LENGTHS)
+        for length in lengths
+    ]
+    path.write_text("".join(rows))
+    return path
+
+
+async def replayed(
+    tmp_path: Path, fakes: Sequence[FakeSGLang], *, rounds: int = 2, measure: bool = False
+) -> WhatIf:
+    async with serving_all(list(fakes)) as urls:
+        request = WhatIfRequest(
+            traces=[write_trace(tmp_path / "t.csv")],
+            engine=urls,
+            replay=True,
+            rounds=rounds,
+            draws=0,
+            overrides=[f"scheduling.chunk_tokens={CHUNK}"],
+        )
+        asked = WhatIf(request)
+        if measure:
+            await asked.measure()
+        await asyncio.to_thread(asked.ask)
+        await asked.replay()
+    return asked
+
+
+def calls(fake: FakeSGLang) -> list[tuple[int, int]]:
+    """The input tokens and the budget of each call."""
+    return [(len(c["input_ids"]), c["sampling_params"]["max_new_tokens"]) for c in fake.seen]
+
+
+async def test_every_order_generates_the_recorded_lengths(tmp_path: Path) -> None:
+    fakes = [EndlessSGLang(), EndlessSGLang()]
+    asked = await replayed(tmp_path, fakes)
+    answer = asked.answer
+    total = sum(map(sum, LENGTHS))
+    assert [each.order for each in answer.replayed] == [*REPLAYED, *REPLAYED[::-1]]
+    assert {each.tokens for each in answer.replayed} == {total}
+    assert [each.order for each in answer.replayed_ratios] == list(REPLAYED[:-1])
+
+
+async def test_today_s_orders_send_whole_requests_and_ours_chunks(tmp_path: Path) -> None:
+    fake = EndlessSGLang()
+    await replayed(tmp_path, [fake], rounds=1)
+    sent = calls(fake)[2:]  # behind the warm-up
+    whole = Counter((PROMPTS[g], n) for g, lengths in enumerate(LENGTHS) for n in lengths)
+    assert Counter(sent[:12]) == Counter(sent[12:24]) == whole
+    ours = sent[24:]
+    assert max(budget for _, budget in ours) == CHUNK
+    assert sum(budget for _, budget in ours) == sum(map(sum, LENGTHS))
+    assert all(c["sampling_params"]["ignore_eos"] for c in fake.seen)
+
+
+async def test_groups_share_a_prompt_which_no_other_rollout_has(tmp_path: Path) -> None:
+    fake = EndlessSGLang()
+    await replayed(tmp_path, [fake], rounds=1)
+    first, second = fake.seen[2:14], fake.seen[14:26]
+    prompts = [{tuple(call["input_ids"]) for call in calls} for calls in (first, second)]
+    assert [len(each) for each in prompts] == [4, 4]
+    assert not prompts[0] & prompts[1]
+
+
+async def test_a_request_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--replay: a request of 73 tokens"):
+        await replayed(tmp_path, [FakeSGLang(max_request_len=73)])
+
+
+async def test_a_request_that_fails_for_good_ends_the_replay(tmp_path: Path) -> None:
+    fake = EndlessSGLang()
+    fake.faults.extend(["ok"] * 2 + ["400"])
+    with pytest.raises(RolloutError, match="--replay: "):
+        await replayed(tmp_path, [fake])
+
+
+def test_a_replay_needs_servers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--replay: give the servers with --engine"):
+        WhatIf(WhatIfRequest(traces=[write_trace(tmp_path / "t.csv")], replay=True))
+
+
+async def test_the_page_has_the_ratio_beside_the_simulated_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = await replayed(tmp_path, [EndlessSGLang()], rounds=1)
+    asked.show(Console(width=200), as_json=False)
+    assert "Replayed on the given servers, 1 rounds" in capsys.readouterr().out
