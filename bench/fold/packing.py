@@ -15,6 +15,7 @@ from .plan import Left
 
 FULL = 0.95  # of the KV cache, as chunks are admitted by the page
 TRIES = 12  # bisections of the time
+LEAST_S = 0.01  # to plan with; a rollout that is late has no time left
 
 
 class Work(NamedTuple):
@@ -104,6 +105,7 @@ class Packer:
     ) -> tuple[list[list[Work]], float]:
         """Returns a pack for each of as few engines as end the works in time, and the seconds of
         the slowest; if so many engines do not, as soon as they do."""
+        within_s = max(within_s, LEAST_S)
         packs, ends_s = self._within(works, within_s)
         low, high = within_s, 2 * within_s
         while len(packs) > engines:

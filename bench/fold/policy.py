@@ -25,7 +25,7 @@ from seer_sgl.types import Chunk, ChunkResult, Failure, Group, Move, Request, Re
 from .packing import Packer, Work
 from .plan import Left, Plan
 
-BEGIN = 0.5  # the share of the requests that end before engines may close
+BEGIN = 0.8  # the share of the requests that end before engines may close
 EVERY = 0.01  # of the time that the rollout is expected to take: the pause between decisions
 AT_ONCE = 0.2  # the least share of the open engines that close together: moves cost time
 CHANCES = (0.1, 0.3, 0.5, 0.7, 0.9)  # that a response is longer than a length that is planned with

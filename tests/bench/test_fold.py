@@ -40,7 +40,7 @@ def folded(arm: Arm | None) -> Folded:
     return rolled_out(long_and_short(), arm)
 
 
-@given(LENGTHS, st.integers(1, 8), st.floats(0.5, 400.0))
+@given(LENGTHS, st.integers(1, 8), st.floats(-10.0, 400.0))
 @settings(max_examples=50, deadline=None)
 def test_packs_hold_every_request_once_on_no_more_engines_than_there_are(
     tokens: list[int], engines: int, within_s: float
