@@ -97,6 +97,7 @@ LOCAL = ["--set", "model.path=model"]
         ),
         ([*LOCAL, "--prompts", "bad.jsonl"], "seer-sgl: bad.jsonl:2: token id 64 is outside the"),
         ([*LOCAL, "--prompts", "long.jsonl"], "seer-sgl: long.jsonl:1: 200 prompt tokens; the"),
+        ([*GOOD, "--set", "engines.urls=[]"], "seer-sgl: engines.urls: launch: external needs at"),
         (
             [*GOOD, "--set", "engines.launch=local", "--set", "engines.urls=[]"],
             "seer-sgl: model.path: missing; engines.launch: local needs a model",

@@ -161,15 +161,14 @@ class ExternalEngines(EnginesConfig, frozen=True, tag="external"):
     """Servers that already run, which the driver joins."""
 
     urls: list[str] = msgspec.field(default_factory=list)
-    """Addresses of the engines."""
+    """Addresses of the engines. None: `seer-sgl serve` waits for those that join it by
+    `POST /workers`."""
     link: str | None = None
     """host:port where the driver listens for the plugins of the engines; the token is in
     `SEER_SGL_LINK_TOKEN`."""
 
     @override
     def problems(self) -> Iterator[Problem]:
-        if not self.urls:
-            yield "engines.urls", "launch: external needs at least one URL"
         for url in self.urls:
             if not is_url(url):
                 yield "engines.urls", f"{url!r} is not of the form http://host:port"

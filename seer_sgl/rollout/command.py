@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 from rich.console import Console
 
-from seer_sgl.config import Config
+from seer_sgl.config import Config, ExternalEngines
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.files import FileReserve, explained
@@ -70,6 +70,8 @@ async def roll_out(
     """
     if config.rollout.prompts is None:
         raise ConfigError("rollout.prompts: no prompts; give --prompts or set the key")
+    if isinstance(config.engines, ExternalEngines) and not config.engines.urls:
+        raise ConfigError("engines.urls: launch: external needs at least one URL")
 
     rollout = Rollout(config, log_dir=out / "engines")
     prompts = rollout.read_prompts(Path(config.rollout.prompts))

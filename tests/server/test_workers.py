@@ -93,6 +93,18 @@ async def test_an_engine_joins_and_another_is_drained_while_requests_run() -> No
         assert (await remove(it, "/workers/e0"))[0] == 404
 
 
+async def test_a_server_without_engines_serves_those_that_join() -> None:
+    fake = fake_engine()
+    async with served() as it, serving(fake) as url:
+        status, answer = await it.post("/generate", input_ids=PROMPT)
+        assert (status, answer["error"]["message"]) == (503, "the fleet has no engine")
+        async with it.session.post(f"{it.url}/workers", json={"url": url}) as reply:
+            assert (reply.status, (await reply.json())["worker_id"]) == (202, "e0")
+        await until(lambda: len(it.service.fleet.engines) == 1)
+        answer = await generating(it, 1 << 20)
+        assert answer["output_ids"] == whole(1 << 20, len(PROMPT), fake, LIMIT)
+
+
 async def test_neither_a_known_engine_under_any_name_nor_this_server_joins() -> None:
     async with served(fake_engine()) as it:
         url = it.service.fleet.engines[0].info.url
