@@ -1,8 +1,9 @@
 """What `seer-sgl what-if` answers on the lengths of the published rollouts, and on short even ones.
 
 `python -m bench.what_if [--out bench/results/2026-11-26-what-if] [NAME...]` writes the answers as
-JSON. The lengths of a published rollout are drawn as configs/sim/NAME.yaml says, written as a CSV
-file, and read from it; the engines are those of that file. `short-even` has 256 groups of 8
+JSON. The lengths of a published rollout are drawn as configs/sim/NAME.yaml says, for a quarter of
+its prompts, written as a CSV file, and read from it; the engines are a quarter of those of that
+file, so that an answer takes minutes. `short-even` has 256 groups of 8
 responses of about 300 tokens on eight engines.
 """
 
@@ -23,6 +24,8 @@ from seer_sgl.what_if.command import WhatIf, WhatIfRequest
 
 FOLDER = RESULTS / "2026-11-26-what-if"
 SHORT = "short-even"
+PART = 4  # of prompts and engines
+PRICE, DRAWS = 2.0, 2
 
 
 def short_even() -> list[Responses]:
@@ -50,12 +53,19 @@ def ask(name: str, out: Path) -> None:
         trace = Path(folder) / f"{name}.csv"
         if name == SHORT:
             write_csv(short_even(), trace)
-            request = WhatIfRequest(traces=[trace], out=Path(folder))
+            request = WhatIfRequest(traces=[trace], price=PRICE, draws=DRAWS, out=Path(folder))
         else:
-            config = load_settings(workload_file(name))
+            whole = load_settings(workload_file(name))
+            groups = f"workload.groups={whole.workload.groups // PART}"
+            config = load_settings(workload_file(name), overrides=[groups])
             write_csv(sample(config.workload), trace)
             request = WhatIfRequest(
-                traces=[trace], model=name, engines=config.engine.count, out=Path(folder)
+                traces=[trace],
+                model=name,
+                price=PRICE,
+                draws=DRAWS,
+                engines=config.engine.count // PART,
+                out=Path(folder),
             )
         asked = WhatIf(request)
         asked.ask()

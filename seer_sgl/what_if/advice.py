@@ -38,8 +38,8 @@ def advice(
     mean, least, most = mean_gain(draws)
     reasons = [
         f"Today's fastest order takes {today.wall_s:,.0f} s, order and division "
-        f"{by_name[OURS].wall_s:,.0f} s: a gain of {mean:.2f} ({least:.2f} to {most:.2f} over "
-        f"{len(draws)} sets of lengths).",
+        f"{by_name[OURS].wall_s:,.0f} s. Over {len(draws)} sets of lengths the gain is {mean:.2f} "
+        f"({least:.2f} to {most:.2f}).",
         f"Engines are idle for {today.idle_share:.0%} of today's time. No order can be faster than "
         f"{bound_s:,.0f} s; the longest response alone takes {alone_s:,.0f} s.",
     ]

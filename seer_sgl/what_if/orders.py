@@ -16,10 +16,10 @@ TODAY = ("request_round_robin", "group_round_robin", "group_least_loaded")
 WHOLE = "seer_whole"
 CHUNK, CONCURRENCY = "scheduling.chunk_tokens", "engine.max_running_requests"
 LABELS = {
-    "request_round_robin": "today: single requests in turn (veRL, routers)",
+    "request_round_robin": "today: single requests in turn",
     "group_round_robin": "today: groups pinned in turn",
-    "group_least_loaded": "today: groups to the least busy engine (OpenRLHF)",
-    WHOLE: "seer-sgl: order only, requests whole",
+    "group_least_loaded": "today: groups to least busy",
+    WHOLE: "seer-sgl: order only",
     "fcfs": "seer-sgl: division only",
     OURS: "seer-sgl: order and division",
     "seer+sd": "seer-sgl: + drafts, at best",

@@ -1,13 +1,14 @@
 """The answer on one page of a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from .answer import WhatIfAnswer
-from .orders import LABELS, TODAY, mean_gain
+from .orders import LABELS, TODAY, Try, mean_gain
 
 BAR = 40  # characters of the longest bar
 
@@ -49,25 +50,26 @@ def _lines(answer: WhatIfAnswer) -> Iterator[str]:
 
 def _orders(answer: WhatIfAnswer) -> Table:
     priced = any(row.price is not None for row in answer.orders)
-    table = Table(title_justify="left", title=f"Simulated, chunks of {answer.chunk_tokens:,}")
+    title = f"Simulated, chunks of {answer.chunk_tokens:,}"
+    table = Table(box=SIMPLE, title_justify="left", title=title, padding=0, pad_edge=False)
     table.add_column("order", no_wrap=True)
-    names = ["time s", "last 10 % s", "idle", "idle GPU-h", "gain"]
-    for name in [*names, *(["price", "of it idle"] if priced else [])]:
+    names = ["time s", "tail s", "idle", "GPU-h", "gain"]
+    for name in [*names, *(["price", "idle"] if priced else [])]:
         table.add_column(name, justify="right", no_wrap=True)
     for row in answer.orders:
         cells = [
-            f"{row.wall_s:,.1f}",
-            f"{row.tail_s:,.1f}",
+            _short(row.wall_s),
+            _short(row.tail_s),
             f"{row.idle_share:.0%}",
-            f"{row.idle_gpu_hours:,.3g}",
+            _short(row.idle_gpu_hours),
             f"{row.ratio:.2f}",
         ]
         if row.price is not None and row.idle_price is not None:
-            cells += [f"{row.price:,.2f}", f"{row.idle_price:,.2f}"]
+            cells += [_short(row.price), _short(row.idle_price)]
         table.add_row(row.label, *cells, end_section=row.name == TODAY[-1])
     table.add_section()
     ratio = min(row.wall_s for row in answer.orders if row.name in TODAY) / answer.bound_s
-    table.add_row("no order can be faster", f"{answer.bound_s:,.1f}", "", "", "", f"{ratio:.2f}")
+    table.add_row("no order can be faster", _short(answer.bound_s), "", "", "", f"{ratio:.2f}")
     return table
 
 
@@ -84,11 +86,12 @@ def _replayed(answer: WhatIfAnswer) -> Iterator[str]:
 
 
 def _remarks(answer: WhatIfAnswer) -> Iterator[str]:
-    yield "gain: time of today's fastest order over the time of this one."
-    tried = ", ".join(f"{each.value:,}: {each.wall_s:,.1f} s" for each in answer.chunks_tried)
+    yield "gain: time of today's fastest order over the time of this one; tail: the last 10 %;"
+    yield "idle: engines without a request, as a share, in GPU-hours, and in price."
+    tried = _tried(answer.chunks_tried)
     if tried:
         yield f"Chunk length that suits: {answer.chunk_tokens:,} tokens ({tried})."
-    tried = ", ".join(f"{each.value}: {each.wall_s:,.1f} s" for each in answer.concurrency_tried)
+    tried = _tried(answer.concurrency_tried)
     if tried:
         yield f"Requests at once per engine that suffice: {answer.concurrency} ({tried})."
     mean, least, most = mean_gain(answer.draws)
@@ -100,3 +103,13 @@ def _remarks(answer: WhatIfAnswer) -> Iterator[str]:
     if answer.assumed:
         yield "Assumed:"
         yield from (f"  {sentence}" for sentence in answer.assumed)
+
+
+def _short(value: float) -> str:
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _tried(tries: Sequence[Try]) -> str:
+    return ", ".join(f"{each.value:,}: {_short(each.wall_s)} s" for each in tries)

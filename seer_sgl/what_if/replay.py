@@ -31,9 +31,9 @@ from seer_sgl.traces.trace import Responses
 from seer_sgl.types import Chunk, ChunkReply, Group, OnTokens, Prompt, token_array
 
 from .orders import OURS, Notice, OrderRow
+from .timed_calls import TOKENS
 
 REPLAYED: tuple[PolicyName, ...] = ("request_round_robin", "group_round_robin", "seer")
-TOKENS = (100, 1000)  # range of random token ids: ordinary words of every vocabulary
 WARM_UP_TOKENS = 8
 
 
