@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from seer_sgl.link.contract import API_KEY
 
+from . import imposed
+from .shapes import PLUGIN, TEXT
+
 ROOT = Path(__file__).parents[2]
 SHAPES = "shapes"
 CONFIGS: Mapping[str, Path] = {
@@ -17,7 +20,13 @@ CONFIGS: Mapping[str, Path] = {
 }
 SIMS = ROOT / "bench" / "full"
 ENGINES = (2, 4)
+FIRST = "first"  # the inputs and the part with the first figures of a larger model
+FIRST_SHAPES = ("--groups", "8", "--mean", "400", "--longest", "2048")
+FIRST_BENCH = ("--rounds", "1", "--arms", "group_round_robin,context,seer")
 CONTEXTS = "64,1024,8192,30000"  # of the step times, tokens
+# The same kinds of parts on a CPU, in minutes, to try a session out.
+TINY = ("--size", "tiny", "--n", "8")
+ON_CPU = "torch_native-float32"
 SMOKE = (
     *("--servers", "plain,trees,pool"),
     *("--prompts", "4", "--samples", "4", "--tokens", "128", "--chunk", "48"),
@@ -51,6 +60,11 @@ class Session(NamedTuple):
         """The folder of the shape and its workload."""
         return self.out / "inputs"
 
+    @property
+    def first_inputs(self) -> Path:
+        """The same, with a workload of minutes."""
+        return self.out / f"inputs-{FIRST}"
+
 
 def parts(session: Session, machine: Machine) -> list[Part]:
     """Returns all parts in order: first what says most in a minute, last what takes hours."""
@@ -68,23 +82,50 @@ def parts(session: Session, machine: Machine) -> list[Part]:
             _script(session, f"steps{name}", "step_times", *model, *at, "--contexts", CONTEXTS)
             for name, at in steps.items()
         ),
+        _benchmark(session, machine, SHAPES, ENGINES[0], first=True),
         _script(session, "smoke", "exact", "--setups", float32, *SMOKE),
-        _benchmark(session, machine, "shapes", ENGINES[0]),
         _script(session, "exact-triton", "exact", "--setups", f"{bfloat16},{float32}"),
         *(fa3 if machine.fa3 else []),
         _script(session, "exact-greedy", "exact", "--setups", f"{bfloat16}-greedy"),
-        *(_benchmark(session, machine, "reasoner", engines) for engines in ENGINES),
+        _benchmark(session, machine, "reasoner", ENGINES[0]),
         _script(session, "trace-shape", "step_trace", "--inputs", str(session.inputs)),
-        *(_benchmark(session, machine, "shapes", engines) for engines in ENGINES[1:]),
+        *(_benchmark(session, machine, SHAPES, engines) for engines in ENGINES),
+        _benchmark(session, machine, "reasoner", ENGINES[1]),
         _script(session, "trace", "step_trace"),
         _script(session, "exact-flashinfer", "exact", "--setups", "flashinfer-bfloat16"),
         _script(session, "kv-moves", "kv_moves"),
     ]
 
 
-def inputs(session: Session) -> Part:
-    """Returns the part that writes the shape and its workload, before all others."""
-    return Part("inputs", ("bench.gpu.shapes", "--out", str(session.inputs), *session.shapes))
+def rehearsal(session: Session) -> list[Part]:
+    """Returns parts for a machine without a GPU. Their figures say nothing about GPUs."""
+    setup, few = ("--setup", ON_CPU), ("--prompts", "2", "--samples", "2", "--tokens", "64")
+    shape = {
+        **_shape_settings(session, Machine(), session.first_inputs),
+        "engines.count": 1,
+        "engines.sglang.load-format": "dummy",
+        "engines.sglang.skip-tokenizer-init": "true",
+        "sampling.ignore_eos": "true",
+        "kv_pool.backend": "none",
+        "bench.colocate_servers": "false",
+        "bench.seeds": "[1]",
+    }
+    config, out = ROOT / "configs" / "bench-cpu.yaml", session.out / "shapes-first"
+    own = ["--config", str(config), "--out", str(out), *_set(shape)]
+    return [
+        _script(session, "steps", "step_times", *setup, "--contexts", "64", "--batch", "4"),
+        _script(session, "exact", "exact", "--setups", ON_CPU, "--servers", "plain", *few),
+        Part("shapes-first", ("bench.full", *own, *FIRST_BENCH, *session.bench)),
+    ]
+
+
+def inputs(session: Session) -> list[Part]:
+    """Returns the parts that write the shape and its workloads, before all others."""
+    folders = {session.inputs: (), session.first_inputs: FIRST_SHAPES}
+    return [
+        Part(folder.name, ("bench.gpu.shapes", "--out", str(folder), *session.shapes, *more))
+        for folder, more in folders.items()
+    ]
 
 
 def configs(session: Session, machine: Machine) -> dict[Path, str]:
@@ -99,8 +140,11 @@ def _script(session: Session, name: str, module: str, *arguments: str) -> Part:
     return Part(name, (f"bench.gpu.{module}", str(session.out / f"{name}.json"), *arguments))
 
 
-def _benchmark(session: Session, machine: Machine, kind: str, engines: int) -> Part:
-    name = f"{kind}-{engines}"
+def _benchmark(
+    session: Session, machine: Machine, kind: str, engines: int, *, first: bool = False
+) -> Part:
+    """Returns a benchmark. first: with the workload of minutes, and three arms."""
+    name = f"{kind}-{FIRST if first else engines}"
     own = [
         "--config",
         str(session.out / "configs" / CONFIGS[kind].name),
@@ -109,10 +153,25 @@ def _benchmark(session: Session, machine: Machine, kind: str, engines: int) -> P
     ]
     own += ["--sim", str(SIMS / f"gpu-{kind}.yaml"), "--engines", str(engines)]
     if kind == SHAPES:
-        if find_spec("sglang_router") and not os.environ.get(API_KEY):
+        folder = session.first_inputs if first else session.inputs
+        if not first and find_spec("sglang_router") and not os.environ.get(API_KEY):
             own += ["--router"]
-        own += ["--set", f"model.path={session.inputs / 'model'}"]
-        own += ["--set", f"bench.workload={session.inputs / 'trace.jsonl'}"]
-    if kind == SHAPES and machine.fa3:
-        own += ["--set", "engines.sglang.attention-backend=fa3"]
-    return Part(name, ("bench.full", *own, *session.bench))
+        own += _set(_shape_settings(session, machine, folder))
+    return Part(name, ("bench.full", *own, *(FIRST_BENCH if first else ()), *session.bench))
+
+
+def _set(settings: Mapping[str, object]) -> list[str]:
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def _shape_settings(session: Session, machine: Machine, folder: Path) -> dict[str, object]:
+    settings: dict[str, object] = {
+        "model.path": folder / "model",
+        "bench.workload": folder / "trace.jsonl",
+    }
+    if machine.fa3:
+        settings["engines.sglang.attention-backend"] = "fa3"
+    if not any(word.startswith("model.path=") for word in session.bench):  # no real model
+        for name, value in imposed.environment(folder / PLUGIN, folder / TEXT).items():
+            settings[f"engines.environment.{name}"] = value
+    return settings

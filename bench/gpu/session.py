@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .machine import gpu_count, has_fa3, require_gpu
-from .parts import ROOT, Machine, Part, Session, configs, inputs, parts
+from .parts import ROOT, TINY, Machine, Part, Session, configs, inputs, parts, rehearsal
 from .results import Results
 
 PROGRAM = "bench.gpu.session"
@@ -105,10 +105,11 @@ def prepare(session: Session, machine: Machine) -> None:
     for path, text in configs(session, machine).items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    log = session.out / "inputs.log"
-    if run(inputs(session), log, INPUTS_S)["status"] != 0:
-        print(f"{PROGRAM}: no inputs, see {log}", file=sys.stderr)
-        raise SystemExit(2)
+    for part in inputs(session):
+        log = session.out / f"{part.name}.log"
+        if run(part, log, INPUTS_S)["status"] != 0:
+            print(f"{PROGRAM}: no {part.name}: {last_line(log)}", file=sys.stderr)
+            raise SystemExit(2)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -123,6 +124,9 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--archive", type=Path, help="default: OUT.tar.gz")
     parser.add_argument("--shapes", default="", help="options of bench.gpu.shapes")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="short parts that need no GPU, to try a session out"
+    )
     parser.add_argument("--list", action="store_true", help="print the commands, and end")
     return parser
 
@@ -217,14 +221,17 @@ def main() -> None:
     parser = arguments()
     options, bench = parser.parse_known_args()
     out = options.out.resolve()
-    session = Session(out, bench, shlex.split(options.shapes))
-    if not options.list:
+    without_gpu = options.list or options.rehearse
+    shapes = [*(TINY if options.rehearse else ()), *shlex.split(options.shapes)]
+    session = Session(out, bench, shapes)
+    if not without_gpu:
         require_gpu(PROGRAM)
-    machine = Machine() if options.list else Machine(gpu_count(), has_fa3())
+    machine = Machine() if without_gpu else Machine(gpu_count(), has_fa3())
+    every = rehearsal(session) if options.rehearse else parts(session, machine)
     chosen = options.parts.split(",") if options.parts else []
     results = Results(out, options.archive or archive_of(out))
     try:
-        todo = waiting(parts(session, machine), results.record(), chosen)
+        todo = waiting(every, results.record(), chosen)
     except ValueError as error:
         parser.error(str(error))
     if options.list:

@@ -1,6 +1,6 @@
 """Writes the inputs of the GPU benchmark for a machine without a checkpoint and a data set.
 
-`python -m bench.gpu.shapes --out out/gpu/inputs` writes two inputs.
+`python -m bench.gpu.shapes --out out/gpu/inputs` writes these inputs.
 
 model/: the shape of a real model (config.json of a dense Qwen2.5) without weights or tokenizer.
 SGLang's `--load-format dummy` fills it with random numbers: a step costs as much as a step of that
@@ -9,6 +9,9 @@ model, and the text is noise. Prompts are token ids, so no tokenizer is needed.
 trace.jsonl: one group per line, `{"group_id", "prompt_ids", "lengths"}`, the format of
 `bench.workload` and `seer-sgl simulate --trace`. The lengths are drawn from the distribution fitted
 to the paper's Qwen2-VL-72B (configs/sim), scaled down so that a rollout takes minutes.
+
+text.npz, plugin/: recorded responses of these lengths, which engines give out instead of the noise
+if they have the variables of `bench.gpu.imposed.environment`.
 """
 
 import argparse
@@ -20,11 +23,16 @@ from typing import Any
 
 import msgspec
 
+from bench.draft_streams import recorded
 from seer_sgl.sim.source import load_settings, workload_file
 from seer_sgl.sim.workload import draw
 
+from .imposed import write_plugin
+from .text import compose
+
 SPREAD_OF = "qwen2-vl-72b"  # the paper's workload with 16 samples per prompt
 BF16 = 2  # bytes per number
+TEXT, PLUGIN = "text.npz", "plugin"  # in the folder of the inputs
 
 # As published by Qwen. The 1.5B model shares one matrix for the embedding and the output.
 SIZES: Mapping[str, Mapping[str, Any]] = {
@@ -46,6 +54,16 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 152064,
         "tie_word_embeddings": False,
     },
+    # Of no model: for rehearsals on a CPU.
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 1024,
+        "tie_word_embeddings": True,
+    },
 }
 # Ids from here on are Qwen's special tokens (<|endoftext|>, <|im_start|>, ...) and padding.
 TEXT_IDS = 151643
@@ -54,6 +72,7 @@ EOS, BOS = 151645, 151643
 
 def model_config(size: str) -> dict[str, Any]:
     """Returns the config.json of a model of that size."""
+    last = int(SIZES[size]["vocab_size"]) - 1
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -66,8 +85,8 @@ def model_config(size: str) -> dict[str, Any]:
         "initializer_range": 0.02,
         "use_sliding_window": False,
         "use_cache": True,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
+        "bos_token_id": min(BOS, last),
+        "eos_token_id": min(EOS, last),
         "torch_dtype": "bfloat16",
     }
 
@@ -91,7 +110,7 @@ def kv_bytes(config: Mapping[str, Any]) -> int:
 def write_model(folder: Path, size: str) -> dict[str, Any]:
     """Writes the model's folder. Returns its config."""
     config = model_config(size)
-    generation = {"bos_token_id": BOS, "eos_token_id": EOS}
+    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in (("config", config), ("generation_config", generation)):
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
@@ -110,18 +129,34 @@ def draw_lengths(
     return [[int(length) for length in row] for row in draw(spread, groups, n)]
 
 
-def write_trace(file: Path, lengths: Sequence[Sequence[int]], prompt_tokens: int) -> None:
+def write_trace(
+    file: Path, lengths: Sequence[Sequence[int]], prompt_tokens: int, vocabulary: int
+) -> None:
     """Writes the trace: for each group a prompt of random ids and the response lengths."""
     ids = random.Random(1)
     with file.open("w") as lines:
         for number, of_group in enumerate(lengths):
-            prompt = [ids.randrange(TEXT_IDS) for _ in range(prompt_tokens)]
-            line = {"group_id": f"g{number}", "prompt_ids": prompt, "lengths": of_group}
+            prompt = [ids.randrange(min(TEXT_IDS, vocabulary)) for _ in range(prompt_tokens)]
+            line = {"group_id": name_of(number), "prompt_ids": prompt, "lengths": of_group}
             lines.write(json.dumps(line) + "\n")
 
 
+def name_of(group: int) -> str:
+    """Returns the id of a group of the trace, by its number."""
+    return f"g{group}"
+
+
+def write_text(
+    folder: Path, lengths: Sequence[Sequence[int]], prompt_tokens: int, seeds: Sequence[int]
+) -> None:
+    """Writes the text of the trace's responses, in benchmarks with these seeds, and its plugin."""
+    by_group = {name_of(number): of_group for number, of_group in enumerate(lengths)}
+    compose(recorded(), by_group, prompt_tokens, seeds).save(folder / TEXT)
+    write_plugin(folder / PLUGIN)
+
+
 def main() -> None:
-    """Writes both inputs; prints one JSON object with their properties."""
+    """Writes the inputs; prints one JSON object with their properties."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for model/ and trace.jsonl")
     parser.add_argument("--size", choices=SIZES, default="1.5b", help="parameters of the model")
@@ -131,14 +166,21 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=8192, help="response tokens")
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--seed", type=int, help="seed of the lengths; default: the workload's")
+    parser.add_argument("--text-seeds", default="1", help="bench.seeds, comma-separated")
     options = parser.parse_args()
     counts = (options.groups, options.n, options.prompt_tokens)
     if min(counts) < 1 or not 1 <= options.mean <= options.longest:
         parser.error("counts and lengths must be at least 1, and the mean below the longest")
+    try:
+        seeds = [int(seed) for seed in options.text_seeds.split(",")]
+    except ValueError:
+        parser.error(f"--text-seeds: no whole numbers: {options.text_seeds}")
     lengths = draw_lengths(options.groups, options.n, options.mean, options.longest, options.seed)
     try:
         config = write_model(options.out / "model", options.size)
-        write_trace(options.out / "trace.jsonl", lengths, options.prompt_tokens)
+        trace, words = options.out / "trace.jsonl", config["vocab_size"]
+        write_trace(trace, lengths, options.prompt_tokens, words)
+        write_text(options.out, lengths, options.prompt_tokens, seeds)
     except OSError as error:
         parser.error(f"--out {options.out}: {error.strerror}")
     every = [length for row in lengths for length in row]
@@ -146,7 +188,7 @@ def main() -> None:
         "model": str(options.out / "model"),
         "parameters": parameters(config),
         "kv_bytes_per_token": kv_bytes(config),
-        "workload": str(options.out / "trace.jsonl"),
+        "workload": str(trace),
         "groups": len(lengths),
         "samples": len(every),
         "response_tokens": sum(every),

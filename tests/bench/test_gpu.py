@@ -42,7 +42,7 @@ def config(inputs: Path) -> BenchConfig:
     return load_bench(CONFIG, [f"{key}={path}" for key, path in where.items()])
 
 
-@pytest.mark.parametrize(("size", "billions"), [("1.5b", 1.544), ("7b", 7.616)])
+@pytest.mark.parametrize(("size", "billions"), [("1.5b", 1.544), ("7b", 7.616), ("tiny", 0.000189)])
 def test_a_model_of_the_size_that_is_claimed(tmp_path: Path, size: str, billions: float) -> None:
     from transformers import AutoConfig
 

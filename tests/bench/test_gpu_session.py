@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bench.gpu import machine
-from bench.gpu.parts import CONFIGS, Machine, Part, Session, configs, inputs, parts
+from bench.gpu import imposed, machine
+from bench.gpu.parts import CONFIGS, Machine, Part, Session, configs, inputs, parts, rehearsal
 from bench.gpu.results import Results
 from bench.gpu.session import Measuring, last_line, run, waiting
 from bench.gpu.step_times import table
@@ -53,11 +53,13 @@ def test_without_a_gpu_a_program_ends_with_one_line_and_status_2(
 
 
 def test_every_part_is_a_command_that_exists() -> None:
-    every = [inputs(Session(OUT)), *parts(Session(OUT), EVERYTHING)]
+    every = [*inputs(Session(OUT)), *parts(Session(OUT), EVERYTHING)]
     assert len({part.name for part in every}) == len(every)
     for part in every:
         if part.command[0] != "bench.full":  # below
             python(["-m", *part.command])
+    for part in rehearsal(Session(OUT)):
+        python(["-m", *part.command])
 
 
 @pytest.mark.parametrize("path", CONFIGS.values(), ids=lambda path: path.name)
@@ -83,7 +85,16 @@ def test_the_benchmarks_get_the_options_of_the_command_line(tmp_path: Path) -> N
 def test_what_says_most_in_a_minute_comes_first() -> None:
     names = [part.name for part in parts(Session(OUT), EVERYTHING)]
     assert names[:4] == ["machine", "kernels", "steps", "steps-fa3"]
-    assert names.index("shapes-2") < names.index("exact-triton")
+    order = ["shapes-first", "exact-triton", "reasoner-2", "trace-shape", "shapes-2"]
+    assert sorted(order, key=names.index) == order
+
+
+def test_a_shape_speaks_the_recorded_text_and_a_real_model_its_own() -> None:
+    for bench, imposes in (([], True), (["--set", "model.path=M"], False)):
+        for part in parts(Session(OUT, bench), EVERYTHING):
+            shape = part.name.startswith("shapes")
+            words = " ".join(part.command)
+            assert (imposed.FILE in words) == (shape and imposes), part.name
 
 
 def test_where_there_are_several_gpus_each_engine_has_its_own() -> None:

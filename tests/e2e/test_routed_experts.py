@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bench.elsewhere import AlwaysElsewhere
+from bench.engine_plugin import environment
 from seer_sgl import Rollout, WeightUpdate
 from seer_sgl.config import parse
 from seer_sgl.driver.observer import Observer
@@ -30,7 +31,6 @@ from tests.e2e.moe import (
 from tests.e2e.pools import pooled
 from tests.e2e.rig import PAGE, post
 from tests.helpers import Returns
-from tests.support.engine_plugin import environment
 from tests.support.timing import PATIENT
 from tests.support.waiting import until
 

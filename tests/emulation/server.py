@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
+from bench import engine_plugin
 from seer_sgl.config import FlagValue
 from seer_sgl.engine.launch.process import server_flags
 from seer_sgl.link import contract
 from seer_sgl.processes.child import free_port
 from tests.e2e.conftest import MODEL, servers
-from tests.support import engine_plugin
 
 SETTINGS = "SEER_SGL_EMULATION"  # the environment variable
 LARGEST = 4  # requests in a graph; a larger batch runs without one

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tests.support.engine_plugin import environment
+from bench.engine_plugin import environment
 
 # Environment variables.
 FAULTS = "SEER_SGL_KV_FAULTS"
