@@ -6,19 +6,26 @@
 - `chunk`: the eight steps of a chunk, from prompt to sample.
 - `waterfall`: throughput over pinned groups, technique by technique, beside the paper's.
 - `gain`: what seer-sgl gains, by how long pinned engines idle, a dot per seed.
+- `what-if`: the picture of `seer-sgl what-if` on lengths of a published rollout.
 - `learning`: right answers and response lengths of the trainings with OpenRLHF, step by step.
 """
 
 import argparse
 from pathlib import Path
 
+import msgspec
+
 from bench.draw_diagrams import draw_architecture, draw_chunk
 from bench.draw_learning import draw_learning, read_trainings
 from bench.draw_results import draw_gain, draw_waterfall
 from bench.gains import ARMS_REPORT, RESULTS, SEEDS_REPORT, read_rounds
+from bench.what_if import FOLDER
+from seer_sgl.what_if.answer import WhatIfAnswer
+from seer_sgl.what_if.picture import draw as draw_answer
 
 PICTURES = Path(__file__).parent / "pictures"
 LEARNING = RESULTS / "2026-11-23-cpu-rl"
+ANSWER = FOLDER / "qwen2-vl-72b.json"
 
 
 def draw_all(out: Path) -> list[Path]:
@@ -30,6 +37,7 @@ def draw_all(out: Path) -> list[Path]:
         *draw_waterfall(read_rounds(ARMS_REPORT), out / "waterfall"),
         *draw_gain(read_rounds(SEEDS_REPORT), out / "gain"),
         *draw_learning(read_trainings(LEARNING), out / "learning"),
+        *draw_answer(msgspec.json.decode(ANSWER.read_bytes(), type=WhatIfAnswer), out / "what-if"),
     ]
 
 

@@ -40,7 +40,7 @@ def _lengths(axis: "Axes", answer: WhatIfAnswer) -> None:
 def _orders(axis: "Axes", answer: WhatIfAnswer) -> None:
     bars = [Bar(row.wall_s, _colour(row.name)) for row in answer.orders]
     names = [row.label.replace(": ", ":\n", 1) for row in answer.orders]
-    draw_bars(axis, names, bars, "seconds; the line: no order can be faster")
+    draw_bars(axis, names, bars, "seconds; the line: least without drafts")
     axis.axvline(answer.bound_s, color=PAPER, lw=2)
 
 

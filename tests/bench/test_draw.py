@@ -30,7 +30,7 @@ from seer_sgl.benchmark.measure import Row
 from seer_sgl.report.style import OURS, PNG_PIXELS, idle_to_full, save, styled_figure
 from tests.support.rows import row as full_row
 
-NAMES = ("architecture", "chunk", "waterfall", "gain", "learning")
+NAMES = ("architecture", "chunk", "waterfall", "gain", "learning", "what-if")
 
 
 def row(arm: str, seed: int, number: int, wall_s: float, idle: list[float] | None = None) -> Row:
