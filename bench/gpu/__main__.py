@@ -1,10 +1,11 @@
 """Runs a session in the background, for machines where a command may take minutes only.
 
-`python -m bench.gpu OUT [--watch 540] [--copy DIR] [--restore FILE] [options of bench.gpu.session]`
+`python -m bench.gpu OUT [--watch 540] [--copy DIR] [--restore DIR] [options of bench.gpu.session]`
 starts `bench.gpu.session OUT` as a process that outlives this one, or finds it running. It prints
 what the session prints, copies the archive of the results to DIR whenever it grows, and ends with
 the session or after `--watch` seconds. Each later call watches again. If this program is killed,
-the session runs on, and what it had measured is in DIR.
+the session runs on, and what it had measured is in DIR. What it has compiled follows at the end of
+a call. `--restore` continues on another machine from what `--copy` has left.
 
 Exit status: 0 while the session runs; afterwards 1 if a part has failed, and 2 if it could not
 start.
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from . import session
+from . import caches, session
 from .parts import ROOT
 from .results import Results
 
@@ -90,6 +91,13 @@ class Watch:
                 self._copied = changed
 
 
+def restore(results: Results, compiled: Path, copies: Path) -> None:
+    """Continues with results and caches from another machine, where there are none yet. Raises
+    OSError, EOFError or tarfile.TarError if they cannot be read."""
+    caches.unpack(copies, compiled)
+    results.restore(copies / results.archive.name)
+
+
 def replace_copy(file: Path, folder: Path) -> None:
     """Copies a file into a folder, where there is at any moment a whole one."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +123,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--watch", type=float, default=WATCH_S, help="seconds until this ends")
     parser.add_argument("--copy", type=Path, help="folder that gets the archive as it grows")
     parser.add_argument(
-        "--restore", type=Path, help="archive from another machine, to continue from"
+        "--restore", type=Path, help="folder that `--copy` has filled on another machine"
     )
     return parser
 
@@ -126,22 +134,25 @@ def main() -> None:
     options, rest = parser.parse_known_args()
     place = Place.of(options.out.resolve())
     results = Results(place.out, session.archive_of(place.out))
+    compiled = caches.folder_of(place.out)
     if options.restore is not None:
         try:
-            results.restore(options.restore)
-        except (OSError, tarfile.TarError) as error:
+            restore(results, compiled, options.restore)
+        except (OSError, EOFError, tarfile.TarError) as error:
             parser.error(f"--restore {options.restore}: {error}")
     watch = Watch(place, results.archive, options.copy)
     until = time.monotonic() + options.watch
     process = None if place.running() else start(place, rest)
     print("a session runs already" if process is None else "started a session", flush=True)
-    while time.monotonic() < until:
+    ended = False
+    while not ended and time.monotonic() < until:
         ended = not place.running() if process is None else process.poll() is not None
         watch.look()
-        if ended:
-            break
-        time.sleep(POLL_S)
-    else:
+        time.sleep(0 if ended else POLL_S)
+    if options.copy is not None and compiled.exists():
+        left_out = caches.pack(compiled, options.copy)
+        print(f"packed what was compiled, without {left_out} files", flush=True)
+    if not ended:
         print("\n".join(["the session runs on; so far:", *state(results)]))
         return
     raise SystemExit(process.returncode if process else _status(results))

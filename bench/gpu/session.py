@@ -11,6 +11,7 @@ background.
 import argparse
 import ctypes
 import fcntl
+import functools
 import os
 import shlex
 import signal
@@ -21,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import caches
 from .machine import gpu_count, has_fa3, require_gpu
 from .parts import ROOT, TINY, Machine, Part, Session, configs, inputs, parts, rehearsal
 from .results import Results
@@ -50,11 +52,17 @@ def waiting(every: Sequence[Part], done: dict[str, Any], chosen: Sequence[str]) 
 
 
 def run(
-    part: Part, log: Path, seconds: float, *, meanwhile: Callable[[], bool] = lambda: False
+    part: Part,
+    log: Path,
+    seconds: float,
+    *,
+    meanwhile: Callable[[], bool] = lambda: False,
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Runs a part for at most `seconds`. Returns its record: status, seconds, command.
 
-    meanwhile: called every few seconds; returns whether the part has to end now.
+    meanwhile: called every few seconds; returns whether the part has to end now. environment:
+    variables of the part, besides those of this process.
     """
     began = time.monotonic()
     cut = False
@@ -62,6 +70,7 @@ def run(
         process = subprocess.Popen(
             [sys.executable, "-m", *part.command],
             cwd=ROOT,
+            env={**os.environ, **(environment or {})},
             stdout=output,
             stderr=subprocess.STDOUT,
             preexec_fn=_end_with_session,  # noqa: PLW1509 (a session has one thread)
@@ -134,7 +143,7 @@ def arguments() -> argparse.ArgumentParser:
 class Measuring:
     """Runs parts one after the other, until the time is over or `stop` is called.
 
-    `run_part` and `clock` (seconds): for tests.
+    `run_part`: as `run`; `clock`: seconds.
     """
 
     def __init__(
@@ -239,7 +248,8 @@ def main() -> None:
         return
     if not _locked(out):
         parser.error(f"{out}: another session measures into this folder")
-    measuring = Measuring(results)
+    kept = caches.variables(caches.folder_of(out))
+    measuring = Measuring(results, run_part=functools.partial(run, environment=kept))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, measuring.stop)
     prepare(session, machine)

@@ -1,6 +1,7 @@
 """A session that is cut at any moment loses no measurement, and cut parts come again."""
 
 import json
+import os
 import random
 import shutil
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from bench.gpu import __main__ as background
+from bench.gpu import caches
 from bench.gpu.machine import write_json
 from bench.gpu.parts import Part
 from bench.gpu.results import Results
@@ -200,13 +202,41 @@ def test_what_is_watched_is_printed_once_and_copied_when_it_changes(
     assert [path.read_bytes() for path in copies.iterdir()] == [b"two"]
 
 
+@pytest.mark.parametrize("name", ["out.tar.gz", "out.caches.tar.gz.0"])
 def test_a_file_that_is_no_archive_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "text").write_text("no archive")
-    options = [str(tmp_path / "out"), "--restore", str(tmp_path / "text")]
+    (tmp_path / "copies").mkdir()
+    (tmp_path / "copies" / name).write_text("no archive")
+    options = [str(tmp_path / "out"), "--restore", str(tmp_path / "copies")]
     monkeypatch.setattr(sys, "argv", ["bench.gpu", *options])
     with pytest.raises(SystemExit) as ended:
         background.main()
     assert ended.value.code == 2
     assert "--restore" in capsys.readouterr().err
+
+
+def test_what_was_compiled_moves_in_pieces_to_the_same_path(tmp_path: Path) -> None:
+    folder, copies = caches.folder_of(tmp_path / "out"), tmp_path / "copies"
+    dice = random.Random(0)
+    contents = {f"triton/{name}/kernel.cubin": dice.randbytes(500_000) for name in "abc"}
+    for number, (name, content) in enumerate(contents.items()):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(content)
+        os.utime(folder / name, (number, number))
+    assert caches.pack(folder, copies, piece=200_000) == 0
+    assert max(path.stat().st_size for path in copies.iterdir()) == 200_000
+    assert not caches.unpack(copies, folder), "what is here is newer"
+    shutil.rmtree(folder)
+    assert caches.unpack(copies, folder)
+    assert {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.*")} == contents
+    assert caches.pack(folder, copies, most=1_200_000) == 1, "those compiled last are left out"
+    shutil.rmtree(folder)
+    caches.unpack(copies, folder)
+    assert {path.parent.name for path in folder.rglob("*.cubin")} == {"a", "b"}
+
+
+def test_every_compiler_keeps_its_files_in_the_folder(tmp_path: Path) -> None:
+    variables = caches.variables(tmp_path)
+    assert all(Path(value).is_relative_to(tmp_path) for value in variables.values())
+    assert len(set(variables.values())) == len(variables)
