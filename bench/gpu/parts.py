@@ -106,7 +106,7 @@ def rehearsal(session: Session) -> list[Part]:
         "engines.sglang.load-format": "dummy",
         "engines.sglang.skip-tokenizer-init": "true",
         "sampling.ignore_eos": "true",
-        "kv_pool.backend": "none",
+        "kv_pool.backend": "auto",
         "bench.colocate_servers": "false",
         "bench.seeds": "[1]",
     }
