@@ -9,6 +9,7 @@ UV := uv==0.13.8
 GPU := $(wildcard /proc/driver/nvidia/version /dev/nvidiactl /dev/kfd)
 OVERRIDES := requirements-gpu-overrides.txt
 OPENRLHF := .venv-openrlhf
+VERL := .venv-verl
 
 # System libraries of Mooncake, and their packages in Debian and Ubuntu. With CUDA, Mooncake needs
 # one more.
@@ -20,7 +21,7 @@ HAS_RDMA := $(SEER_PYTHON) -c 'import ctypes, sys; list(map(ctypes.CDLL, sys.arg
 .PHONY: venv rollout test test-engines test-all check check-style check-types check-imports test-unit \
 	test-smoke test-process test-servers test-long test-flaky test-bare soak chaos abuse test-package \
 	test-lowest test-index test-sglang \
-	openrlhf-env test-openrlhf rl docs bench microbench clean
+	openrlhf-env test-openrlhf test-verl rl docs bench microbench clean
 
 venv: $(READY)
 
@@ -59,7 +60,7 @@ test-engines: $(READY)
 	@$(PHASES) docs test-process test-servers test-package
 
 test-all: $(READY)
-	@$(PHASES) test test-engines test-openrlhf test-long test-bare test-lowest test-index soak chaos abuse
+	@$(PHASES) test test-engines test-openrlhf test-verl test-long test-bare test-lowest test-index soak chaos abuse
 
 check: check-style check-types check-imports
 
@@ -168,6 +169,14 @@ $(OPENRLHF)/.ready: $(READY) $(addprefix integrations/openrlhf/, \
 test-openrlhf: openrlhf-env
 	$(OPENRLHF)/bin/python -m pytest --durations=12 integrations/openrlhf/tests -m "not long"
 
+# veRL's agent loops on real engines, with the installed veRL.
+test-verl: $(VERL)/.ready
+	$(VERL)/bin/python -m pytest --durations=3 integrations/verl
+
+$(VERL)/.ready: $(READY) $(addprefix integrations/verl/, environment.sh requirements-cpu.txt)
+	integrations/verl/environment.sh $(VERL)
+	touch $@
+
 # OpenRLHF trains the model of the repository on seer-sgl's engines, and the gain on held-out prompts
 # is measured (15 minutes a seed on two cores, 12 GB).
 SEEDS ?= 1
@@ -193,4 +202,4 @@ microbench: $(READY)
 	$(BIN)/python -m bench.speculation
 
 clean:
-	rm -rf .venv $(OPENRLHF) .venv-sglang-* out
+	rm -rf .venv $(OPENRLHF) $(VERL) .venv-sglang-* out
