@@ -89,6 +89,8 @@ def _check_config(config: BenchConfig) -> Iterator[tuple[str, str]]:
     plain = msgspec.structs.replace(config, kv_pool=KvPoolConfig(), draft=DraftConfig())
     yield from validate(plain)
     for kind, urls in config.bench.urls.items():
+        if not urls:
+            yield f"bench.urls.{kind}", "launch: external needs at least one URL"
         engines = msgspec.structs.replace(config.engines, urls=urls)
         for key, problem in validate(msgspec.structs.replace(plain, engines=engines)):
             if key == "engines.urls":
