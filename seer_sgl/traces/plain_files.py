@@ -1,7 +1,7 @@
 """Plain files: JSON lines, `samples.jsonl` of seer-sgl among them, and CSV.
 
-A JSON line is a response or a group. A CSV has the columns `group` and `length`, and perhaps
-`prompt_tokens`; without a row of names they stand in this order.
+A JSON line is a response or a group. A CSV has the columns `group` (or `group_id`), `length` (or
+`response_length`), and perhaps `prompt_tokens`; without a row of names they stand in this order.
 """
 
 import csv
@@ -18,6 +18,9 @@ from seer_sgl.rollout.jsonl import read_jsonl
 from .trace import Imported, TracedResponse
 
 COLUMNS = ("group", "length", "prompt_tokens")
+OTHER_NAMES = {"group_id": "group", "response_length": "length"}  # of columns
+LONGEST_CELL = 1 << 27  # characters: texts may stand beside the lengths
+DIGITS = 10  # of a number of tokens, at most
 Length = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
 
@@ -69,8 +72,6 @@ def _samples(line: PlainLine, place: str) -> list[tuple[int | None, int]]:
         if line.response_ids is None:
             raise ConfigError(f"{place}: give response_length, response_ids or lengths")
         length = len(line.response_ids)
-    if length < 1:
-        raise ConfigError(f"{place}: response_length: must be at least 1")
     return [(line.index, length)]
 
 
@@ -80,39 +81,68 @@ def read_csv(path: Path, source: str) -> Imported:
 
 
 def _of_csv(path: Path, source: str) -> Iterator[TracedResponse]:
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        rows = csv.reader(file)
-        names: tuple[str, ...] | None = None
-        for row in rows:
-            cells = [cell.strip() for cell in row]
-            if not any(cells):
+    names: tuple[str, ...] | None = None
+    for place, cells in _rows(path, source):
+        if names is None:
+            names = _named(cells)
+            if names is not None:
                 continue
-            place = f"{source}: {path}:{rows.line_num}"
-            if names is None:
-                names = _names(cells)
-                if not cells[names.index("length")].isdecimal():
-                    continue
-            values = dict(zip(names, cells, strict=False))
-            yield TracedResponse(
-                place=place,
-                length=_number(values, "length", place) or 0,
-                group=values.get("group") or None,
-                prompt_tokens=_number(values, "prompt_tokens", place),
-            )
+            names = _by_position(cells, place)
+        values = dict(zip(names, cells, strict=False))
+        yield TracedResponse(
+            place=place,
+            length=_number(values, "length", place) or 0,
+            group=values.get("group") or None,
+            prompt_tokens=_number(values, "prompt_tokens", place),
+        )
 
 
-def _names(first: list[str]) -> tuple[str, ...]:
-    """Returns the names of the columns: those of the first row, if it names a length."""
-    named = tuple(cell.lower() for cell in first)
-    if "length" in named:
-        return named
-    return COLUMNS[1:2] if len(first) == 1 else COLUMNS
+def _rows(path: Path, source: str) -> Iterator[tuple[str, list[str]]]:
+    """Yields the place and the cells of each row that is not empty."""
+    csv.field_size_limit(LONGEST_CELL)
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        rows = csv.reader(file)
+        try:
+            for row in rows:
+                cells = [cell.strip() for cell in row]
+                if any(cells):
+                    yield f"{source}: {path}:{rows.line_num}", cells
+        except csv.Error as error:
+            raise ConfigError(f"{source}: {path}:{rows.line_num}: {error}") from error
+
+
+def _named(first: list[str]) -> tuple[str, ...] | None:
+    """Returns the names of the columns, if the first row has them; None if it names no length."""
+    cells = [cell.lower() for cell in first]
+    names = tuple(
+        cell if OTHER_NAMES.get(cell) in cells else OTHER_NAMES.get(cell, cell) for cell in cells
+    )
+    return names if "length" in names else None
+
+
+def _by_position(first: list[str], place: str) -> tuple[str, ...]:
+    """Returns the names of columns without names. Raises ConfigError if the first row may have
+    other names: its numbers would be taken for lengths."""
+    names = COLUMNS[1:2] if len(first) == 1 else COLUMNS
+    length = first[names.index("length")]
+    if any(first[len(names) :]) or not _is_number(length):
+        columns = ", ".join(first)
+        raise ConfigError(
+            f"{place}: no column named length; columns: {columns[:200]}; without names they are "
+            f"{', '.join(COLUMNS)}"
+        )
+    return names
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= DIGITS
 
 
 def _number(values: dict[str, str], name: str, place: str) -> int | None:
     text = values.get(name, "")
     if not text and name != "length":
         return None
-    if not text.isdecimal():
-        raise ConfigError(f"{place}: {name}: {text!r} is not a number of tokens")
+    if not _is_number(text):
+        shown = text if len(text) <= 20 else f"{text[:20]}..."
+        raise ConfigError(f"{place}: {name}: {shown!r} is not a number of tokens")
     return int(text)

@@ -19,6 +19,7 @@ from .rl_lines import Count
 from .trace import Imported, Trace, grouped
 
 SOURCE = "--trace"
+GZIP = b"\x1f\x8b"  # how such a file begins (RFC 1952)
 
 
 def read_trace(
@@ -37,6 +38,9 @@ def read_trace(
 
 
 def _imported(path: Path, source: str, count: Count | None) -> Imported:
+    with path.open("rb") as file:
+        if file.read(len(GZIP)) == GZIP:
+            raise ConfigError(f"{source}: {path}: compressed with gzip; gunzip it first")
     if path.suffix.lower() == ".csv":
         return plain_files.read_csv(path, source)
     if slime_dump.is_dump(path):

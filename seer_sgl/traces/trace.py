@@ -13,6 +13,8 @@ from seer_sgl.types import token_array
 # Tokens of a prompt whose length the trace does not have: short, so that no gain comes from shared
 # prompts that are an assumption.
 UNKNOWN_PROMPT = 64
+MOST_TOKENS = 1 << 24  # of a prompt or a response: a larger number is a mistake of its file
+MOST_PROMPT_TOKENS = 1 << 28  # of all prompts: a trace holds them, 4 bytes each
 
 
 class Responses(msgspec.Struct, frozen=True):
@@ -56,19 +58,29 @@ def grouped(name: str, imported: Imported, group_size: int | None = None) -> Tra
     """Returns the groups in order of appearance, with their samples by index.
 
     `group_size`: responses in a row that are a group, where the file has no groups. Raises
-    ConfigError if two samples of a group have one index, or there is no response with tokens.
+    ConfigError if two samples of a group have one index, a number of tokens is above MOST_TOKENS
+    (all prompts: MOST_PROMPT_TOKENS), or there is no response with tokens.
     """
     prompts: dict[str, array[int]] = {}
     lengths: dict[str, dict[int, int]] = {}
     missing: Counter[str] = Counter()
+    held = 0
     for number, response in enumerate(imported.responses):
+        _check_size(response)
         if response.length < 1:
             missing["tokens"] += 1
             continue
         missing["groups"] += response.group is None and response.prompt_ids is None
+        missing["responses"] += 1
         key = _key(response, number // (group_size or 1))
         if key not in prompts:
             missing["prompts"] += not (response.prompt_ids or response.prompt_tokens)
+            held += response.prompt_tokens or 0
+            if held > MOST_PROMPT_TOKENS:
+                raise ConfigError(
+                    f"{response.place}: prompt_tokens: {held} tokens in all prompts; at most "
+                    f"{MOST_PROMPT_TOKENS}"
+                )
             prompts[key] = _prompt(response, len(prompts))
         samples = lengths.setdefault(key, {})
         index = len(samples) if response.index is None else response.index
@@ -88,10 +100,17 @@ def grouped(name: str, imported: Imported, group_size: int | None = None) -> Tra
     )
 
 
+def _check_size(response: TracedResponse) -> None:
+    for name, tokens in (("length", response.length), ("prompt_tokens", response.prompt_tokens)):
+        if tokens is not None and tokens > MOST_TOKENS:
+            raise ConfigError(f"{response.place}: {name}: {tokens} tokens; at most {MOST_TOKENS}")
+
+
 def _key(response: TracedResponse, number: int) -> str:
     if response.group is not None:
         return response.group
-    return str(number) if response.prompt_ids is None else str(response.prompt_ids)
+    # No group of the file has this name, so that none gets responses that are not its own.
+    return f"#{number}" if response.prompt_ids is None else str(response.prompt_ids)
 
 
 def _prompt(response: TracedResponse, number: int) -> "array[int]":
@@ -109,8 +128,12 @@ def _assumed(missing: Counter[str], group_size: int | None) -> list[str]:
             f"Prompts whose length is not in the file: {missing['prompts']}, with "
             f"{UNKNOWN_PROMPT} tokens each."
         )
-    if missing["groups"] and group_size is None:
-        sentences.append("The file has no groups: each response has a prompt of its own.")
-    elif missing["groups"]:
-        sentences.append(f"The file has no groups: {group_size} responses in a row are one.")
+    if missing["groups"]:
+        lacking = f"{missing['groups']} of {missing['responses']} responses have no group"
+        if missing["groups"] == missing["responses"]:
+            lacking = "The file has no groups"
+        instead = "each response has a prompt of its own"
+        if group_size is not None:
+            instead = f"{group_size} responses in a row are one"
+        sentences.append(f"{lacking}: {instead}.")
     return sentences

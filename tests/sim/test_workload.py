@@ -82,7 +82,7 @@ def test_a_trace_is_read_as_rollout_writes_it(tmp_path: Path) -> None:
     ("line", "complaint"),
     [
         ({"group_id": "a", "index": 0, "response_length": 9}, "t.jsonl:2: index: sample 0 of its"),
-        ({"group_id": "a", "index": 1, "response_length": 0}, "t.jsonl:2: response_length: must"),
+        ({"group_id": "a", "index": 1, "response_length": -1}, "t.jsonl:2: response_length: exp"),
     ],
 )
 def test_a_bad_line_of_a_trace_is_named(tmp_path: Path, line: object, complaint: str) -> None:

@@ -1,5 +1,6 @@
 """Traces in plain files: JSON lines and CSV."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -71,6 +72,53 @@ def test_what_a_file_lacks_is_said(tmp_path: Path) -> None:
     assert pairs.assumed[-1] == "The file has no groups: 2 responses in a row are one."
 
 
+def test_responses_without_a_group_are_counted_and_join_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("group,length\n1,10\n,20\n")
+    trace = read_trace(path)
+    assert [lengths for _, _, lengths in shape(trace)] == [[10], [20]]
+    assert "1 of 2 responses have no group: each response has a prompt of its own." in trace.assumed
+
+
+def test_a_response_of_no_tokens_is_left_out_of_json_lines_too(tmp_path: Path) -> None:
+    path = lines(tmp_path / "t.jsonl", {"group": 1, "length": 0}, {"group": 1, "length": 4})
+    trace = read_trace(path)
+    assert [lengths for _, _, lengths in shape(trace)] == [[4]]
+    assert "Responses without tokens, left out: 1." in trace.assumed
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["step,group_id,response_length\n7,a,10\n", "\ufeffgroup,length\na,10\n", "\ufeffa,10\n"],
+    ids=["other names", "byte order mark", "mark without names"],
+)
+def test_a_csv_may_have_other_names_and_a_byte_order_mark(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text, encoding="utf-8")
+    assert shape(read_trace(path)) == [("a", UNKNOWN_PROMPT, [10])]
+
+
+def test_a_csv_may_have_long_texts(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"length,text\n10,{'x' * 200_000}\n")
+    assert [lengths for _, _, lengths in shape(read_trace(path))] == [[10]]
+
+
+def test_prompts_of_all_groups_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seer_sgl.traces.trace.MOST_PROMPT_TOKENS", 100)
+    path = tmp_path / "t.csv"
+    path.write_text("a,10,60\na,10,60\nb,10,60\n")
+    with pytest.raises(ConfigError, match=r"t.csv:3: prompt_tokens: 120 tokens in all prompts"):
+        read_trace(path)
+
+
+def test_a_compressed_file_is_named(tmp_path: Path) -> None:
+    for name in ("t.csv", "t.jsonl"):
+        (tmp_path / name).write_bytes(gzip.compress(b"a,10\n"))
+        with pytest.raises(ConfigError, match=f"{name}: compressed with gzip"):
+            read_trace(tmp_path / name)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
@@ -79,6 +127,23 @@ def test_what_a_file_lacks_is_said(tmp_path: Path) -> None:
         ("t.jsonl", "no JSON\n", "t.jsonl:1: not JSON"),
         ("t.csv", "a,10\nb,x\n", "t.csv:2: length: 'x' is not a number of tokens"),
         ("t.csv", "group,length\n", "no response with tokens"),
+        (
+            "t.csv",
+            "step,group,response_len\n1,2,3\n",
+            "t.csv:1: no column named length; columns: st",
+        ),
+        ("t.csv", "a,12x\na,10\n", "t.csv:1: no column named length; columns: a, 12x"),
+        ("t.csv", "1,2,3,4\n", "t.csv:1: no column named length"),
+        ("t.csv", f"a,10\na,{'9' * 5000}\n", r"t.csv:2: length: '9{20}...' is not a number"),
+        ("t.csv", "a,10\na,\u0661\n", "t.csv:2: length: .* is not a number of tokens"),
+        ("t.csv", "a,10,2000000000\n", "t.csv:1: prompt_tokens: 2000000000 tokens; at most"),
+        ("t.csv", "a,10\na,2000000000\n", "t.csv:2: length: 2000000000 tokens; at most"),
+        ("t.jsonl", '{"length": 5, "prompt_tokens": 2000000000}', "t.jsonl:1: prompt_tokens: 2"),
+        (
+            "t.jsonl",
+            '{"group": 1, "prompt_len": 9223372036854775807, "out_lens": [1]}',
+            "t.jsonl:1: prompt_tokens: 9223372036854775807 tokens; at most",
+        ),
         ("none.csv", None, "none.csv: No such file or directory"),
     ],
 )
