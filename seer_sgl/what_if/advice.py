@@ -1,10 +1,11 @@
 """The answer in words: whether it is worth the work. Pure."""
 
+import statistics
 from collections.abc import Sequence
 
 import msgspec
 
-from .orders import OURS, TODAY, Draw, OrderRow, mean_gain
+from .orders import OURS, TODAY, Draw, OrderRow, gain, mean_gain
 
 # Below: not worth the work, as it is less than what another draw of lengths moves.
 SMALL_GAIN = 1.05
@@ -43,7 +44,7 @@ def advice(
         f"Engines are idle for {today.idle_share:.0%} of today's time. No order can be faster than "
         f"{bound_s:,.0f} s; the longest response alone takes {alone_s:,.0f} s.",
     ]
-    pinned = by_name["group_round_robin"].wall_s / by_name["request_round_robin"].wall_s
+    pinned = gain(by_name["group_round_robin"].wall_s, by_name["request_round_robin"].wall_s)
     if pinned > SMALL_GAIN:
         reasons.append(
             f"If you pin groups: single requests in turn bring {pinned:.2f}, without seer-sgl."
@@ -51,16 +52,21 @@ def advice(
     best = min(by_name["seer+sd"].wall_s, by_name["seer+sd_costly"].wall_s)
     worst = max(by_name["seer+sd"].wall_s, by_name["seer+sd_costly"].wall_s)
     drafts = (
-        f"Drafts are another matter: {today.wall_s / worst:.2f} to {today.wall_s / best:.2f} in "
-        "simulation, if siblings resemble each other as published."
+        f"Drafts are another matter: {gain(today.wall_s, worst):.2f} to "
+        f"{gain(today.wall_s, best):.2f} in simulation, "
+        "if siblings resemble each other as published."
     )
-    saved_s = today.wall_s - by_name[OURS].wall_s
-    if mean >= SMALL_GAIN and saved_s < SHORT_S:
-        headline = f"Do not bother: order and division save {max(0, saved_s):.1f} s per rollout."
-        return Advice(answer="no", headline=headline, reasons=[*reasons, drafts])
-    if mean < SMALL_GAIN or least <= 1:
+    saved_s = statistics.mean(draw.today_s - draw.ours_s for draw in draws)
+    without = sum(draw.gain <= 1 for draw in draws)
+    if mean < SMALL_GAIN:
         headline = "Do not bother: order and division bring nothing here."
         return Advice(answer="no", headline=headline, reasons=[*reasons, drafts])
+    if saved_s < SHORT_S:
+        headline = f"Do not bother: order and division save {max(0, saved_s):.1f} s per rollout."
+        return Advice(answer="no", headline=headline, reasons=[*reasons, drafts])
+    if without:
+        headline = f"Perhaps: no gain on {without} of {len(draws)} sets of lengths."
+        return Advice(answer="perhaps", headline=headline, reasons=[*reasons, drafts])
     if mean < CLEAR_GAIN:
         headline = "Perhaps: the gain is smaller than the error of the simulation."
         return Advice(answer="perhaps", headline=headline, reasons=[*reasons, drafts])

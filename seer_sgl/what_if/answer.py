@@ -12,6 +12,8 @@ from .advice import CALIBRATION, Advice, advice
 from .lengths import LengthFigures, length_figures
 from .orders import (
     CHUNK,
+    LABELS,
+    TODAY,
     Draw,
     Notice,
     OrderRow,
@@ -19,7 +21,9 @@ from .orders import (
     altered,
     best_chunk,
     best_concurrency,
+    chunk_sizes,
     compare,
+    concurrencies,
     gain_on,
     resampled,
 )
@@ -68,6 +72,16 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     draws: int = 0
 
 
+def simulations(question: Question) -> int:
+    """Returns how many rollouts `answer` simulates."""
+    scenario = question.scenarios[-1]
+    longest = scenario.config.workload.lengths.max
+    chunks = 0 if question.chosen_chunk is not None else len(chunk_sizes(longest))
+    draws = len(question.scenarios) - 1 or question.draws
+    each = len(TODAY) + 1  # our order, too
+    return chunks + len(LABELS) + len(concurrencies(scenario)) + draws * each
+
+
 def answer(question: Question, notice: Notice) -> WhatIfAnswer:
     """Simulates all orders and returns what they show. `notice`: is called before each step."""
     scenario = question.scenarios[-1]
@@ -105,7 +119,7 @@ def _bounds(scenario: Scenario) -> tuple[float, float]:
     group = max(scenario.responses, key=lambda group: max(group.lengths))
     longest = msgspec.structs.replace(group, lengths=[max(group.lengths)])
     each = (scenario.responses, [longest])
-    bound_s, alone_s = (round(lower_bound_s(some, scenario.config), 3) for some in each)
+    bound_s, alone_s = (lower_bound_s(some, scenario.config) for some in each)
     return bound_s, alone_s
 
 

@@ -89,13 +89,18 @@ def best_chunk(scenario: Scenario, notice: Notice) -> tuple[int, list[Try]]:
     return max(_near(tries)), tries
 
 
+def concurrencies(scenario: Scenario) -> list[int]:
+    """Returns the numbers of running requests per engine to try."""
+    count = sum(len(group.lengths) for group in scenario.responses)
+    most = min(count // scenario.config.engine.count, scenario.config.engine.max_running_requests)
+    return [each for each in CONCURRENCIES if each <= most]
+
+
 def best_concurrency(scenario: Scenario, notice: Notice) -> tuple[int, list[Try]]:
     """Returns the fewest running requests per engine that are as fast as the most, and all that
     were tried; 0 if engines get too few requests for a choice."""
-    count = sum(len(group.lengths) for group in scenario.responses)
-    most = min(count // scenario.config.engine.count, scenario.config.engine.max_running_requests)
     tries = []
-    for value in (each for each in CONCURRENCIES if each <= most):
+    for value in concurrencies(scenario):
         notice(f"{value} requests at once per engine")
         row = altered(scenario, {CONCURRENCY: value}).alone(OURS)
         tries.append(Try(value, row.wall_s))
@@ -130,17 +135,22 @@ def _row(name: str, outcome: Outcome, today_s: float, gpus: int, price: float | 
         idle_share=outcome.idle_fraction,
         gpu_hours=round(hours, 4),
         idle_gpu_hours=round(idle, 4),
-        ratio=round(today_s / outcome.wall_s, 3),
+        ratio=round(gain(today_s, outcome.wall_s), 3),
         price=None if price is None else round(price * hours, 2),
         idle_price=None if price is None else round(price * idle, 2),
     )
+
+
+def gain(before_s: float, after_s: float) -> float:
+    """Returns one time over another; 1 if the other is too short to be told from 0."""
+    return before_s / after_s if after_s else 1.0
 
 
 def gain_on(scenario: Scenario, source: str) -> Draw:
     """Returns the gain of order and division on one set of lengths."""
     today = min(scenario.alone(name).wall_s for name in TODAY)
     ours = scenario.alone(OURS).wall_s
-    return Draw(source=source, today_s=today, ours_s=ours, gain=round(today / ours, 3))
+    return Draw(source=source, today_s=today, ours_s=ours, gain=round(gain(today, ours), 3))
 
 
 def resampled(groups: Sequence[Responses], seed: int) -> list[Responses]:

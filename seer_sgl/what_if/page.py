@@ -68,8 +68,9 @@ def _orders(answer: WhatIfAnswer) -> Table:
             cells += [_short(row.price), _short(row.idle_price)]
         table.add_row(row.label, *cells, end_section=row.name == TODAY[-1])
     table.add_section()
-    ratio = min(row.wall_s for row in answer.orders if row.name in TODAY) / answer.bound_s
-    table.add_row("no order can be faster", _short(answer.bound_s), "", "", "", f"{ratio:.2f}")
+    today_s = min(row.wall_s for row in answer.orders if row.name in TODAY)
+    ratio = f"{today_s / answer.bound_s:.2f}" if answer.bound_s else ""
+    table.add_row("no order can be faster", _short(answer.bound_s), "", "", "", ratio)
     return table
 
 
