@@ -175,9 +175,9 @@ def simulate(*, log_level: str, **options: Any) -> None:
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=PATH)
 @click.option("--model", help="qwen2.5-7b, qwen3-8b (default), qwen2.5-72b, or of configs/sim/.")
 @click.option("--gpu", help="A100, H100 (default) or H200.")
-@click.option("--gpus-per-engine", type=click.IntRange(1), metavar="N", help="Default 1.")
-@click.option("--engines", type=click.IntRange(1), metavar="N", help="Default 8.")
-@click.option("--price", type=click.FloatRange(0), help="Of a GPU for an hour.")
+@click.option("--gpus-per-engine", type=click.IntRange(1, 1024), metavar="N", help="Default 1.")
+@click.option("--engines", type=click.IntRange(1, 10_000), metavar="N", help="Default 8.")
+@click.option("--price", type=click.FloatRange(0, 1e9), help="Of a GPU for an hour.")
 @click.option("--group-size", type=click.IntRange(1), metavar="N", help="If a file has no groups.")
 @click.option("--groups", type=click.IntRange(1), metavar="N", help="Only so many, at random.")
 @click.option("--engine", multiple=True, metavar="URL", help="Measure servers; one per option.")
@@ -185,7 +185,11 @@ def simulate(*, log_level: str, **options: Any) -> None:
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Of a replay.")
 @click.option("--tokenizer", metavar="PATH", help="To count tokens, where a file has texts only.")
 @click.option(
-    "--draws", type=click.IntRange(0), default=4, show_default=True, help="If there is one trace."
+    "--draws",
+    type=click.IntRange(0, 100),
+    default=4,
+    show_default=True,
+    help="If there is one trace.",
 )
 @click.option("--config", type=PATH, help="YAML with keys of configs/sim/.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any of its keys.")

@@ -2,8 +2,8 @@
 
 import json
 import logging
+import math
 import os
-import random
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -19,19 +19,19 @@ from seer_sgl.link.contract import API_KEY
 from seer_sgl.report.style import can_draw
 from seer_sgl.sim.config import EngineConfig
 from seer_sgl.sim.opening import open_trace
-from seer_sgl.traces.reading import read_trace
-from seer_sgl.traces.rl_lines import Count
 from seer_sgl.traces.trace import Trace
 
-from .answer import Question, WhatIfAnswer, answer
+from .answer import Question, WhatIfAnswer, answer, simulations
+from .chosen import chosen_keys, described
 from .constants import measured_engine
+from .estimate import Progress
 from .orders import CHUNK
 from .page import print_page
 from .profiles import DEFAULT_MODEL, measured_profile, profile
 from .replay import Replayer, ratios
+from .trace_files import assumed_of, read_traces
 
 logger = logging.getLogger(__name__)
-SOURCE = "TRACE"
 KV_BYTES = 100_000.0  # per token of measured servers: only its ratio to the bandwidth matters
 
 
@@ -67,16 +67,16 @@ class WhatIf:
             raise ConfigError("--engine: measures the engines; leave out --model and --gpu")
         if request.out is not None:
             _make_folder(request.out)
-        count = None if request.tokenizer is None else _counter(request.tokenizer)
+        if request.price is not None and not math.isfinite(request.price):
+            raise ConfigError(f"--price: {request.price} is not a price")
         self._request = request
-        self._traces = [
-            _some(
-                read_trace(path, source=SOURCE, group_size=request.group_size, count=count),
-                request.groups,
-            )
-            for each in request.traces
-            for path in _files(each)
-        ]
+        self._chosen = chosen_keys(request.config, request.overrides)
+        self._traces = read_traces(
+            request.traces,
+            group_size=request.group_size,
+            groups=request.groups,
+            tokenizer=request.tokenizer,
+        )
         self._measured: EngineConfig | None = None
         self._found: WhatIfAnswer | None = None
 
@@ -95,7 +95,9 @@ class WhatIf:
 
     def ask(self) -> WhatIfAnswer:
         """Simulates everything. Raises ConfigError if a trace cannot be simulated."""
-        self._found = answer(self._question(), lambda step: logger.info("simulating: %s", step))
+        question = self._question()
+        progress = Progress(simulations(question), lambda step: logger.info("%s", step))
+        self._found = answer(question, progress)
         return self._found
 
     async def replay(self) -> None:
@@ -121,13 +123,13 @@ class WhatIf:
         built = msgspec.to_builtins(self.answer)
         if out is not None:
             with explained(out / "what-if.json"):
-                (out / "what-if.json").write_text(json.dumps(built, indent=2) + "\n")
+                (out / "what-if.json").write_text(_json(built, indent=2) + "\n")
             if can_draw():
                 from .picture import draw
 
                 draw(self.answer, out / "what-if")
         if as_json:
-            print(json.dumps(built))
+            print(_json(built))
         else:
             print_page(self.answer, page)
 
@@ -150,15 +152,15 @@ class WhatIf:
             open_trace(trace, *files, overrides=request.overrides, engines=engines.tree)
             for trace in self._traces
         ]
-        chosen = any(override.startswith(f"{CHUNK}=") for override in request.overrides)
+        engines = engines._replace(description=described(engines.description, self._chosen))
         chunk = scenarios[-1].config.scheduling.chunk_tokens
         return Question(
             scenarios=scenarios,
             format=last.format,
             profile=engines,
-            assumed=[*_assumed(request, last), *last.assumed],
+            assumed=[*_assumed(request, self._chosen, last), *assumed_of(self._traces)],
             price=request.price,
-            chosen_chunk=chunk if chosen else None,
+            chosen_chunk=chunk if CHUNK in self._chosen else None,
             draws=request.draws,
         )
 
@@ -167,51 +169,23 @@ def _key() -> str | None:
     return os.environ.get(API_KEY)
 
 
-def _some(trace: Trace, groups: int | None) -> Trace:
-    """Returns a trace with so many of its groups, drawn at random, in their order."""
-    if groups is None or groups >= len(trace.groups):
-        return trace
-    chosen = sorted(random.Random(0).sample(range(len(trace.groups)), groups))
-    return msgspec.structs.replace(
-        trace,
-        groups=[trace.groups[number] for number in chosen],
-        assumed=[*trace.assumed, f"{groups} of {len(trace.groups)} groups, drawn at random."],
-    )
+def _json(content: object, indent: int | None = None) -> str:
+    return json.dumps(content, indent=indent, allow_nan=False)
 
 
-def _counter(tokenizer: str) -> Count:
-    """Returns the function that counts the tokens of a text."""
-    from seer_sgl.driver.load_tokenizer import load_tokenizer
-
-    loaded = load_tokenizer(tokenizer)
-    if loaded is None:
-        raise ConfigError(f"--tokenizer {tokenizer}: no tokenizer in this folder")
-    return lambda text: len(loaded.encode(text))
-
-
-def _assumed(request: WhatIfRequest, trace: Trace) -> list[str]:
+def _assumed(request: WhatIfRequest, chosen: Sequence[str], trace: Trace) -> list[str]:
     sentences = []
     if request.engine:
         sentences.append("The draws are of lengths; the engines were measured once.")
-    elif request.model is None and request.config is None:
+    elif request.model is None:
         sentences.append("Your model: --model, --gpu and --gpus-per-engine say another.")
-    if request.engines is None and request.config is None and not request.engine:
+    if request.engines is None and "engine.count" not in chosen and not request.engine:
         sentences.append("The number of engines: --engines says another.")
     pool = "there is no KV pool" if request.engine else "a KV pool moves KV between engines"
     sentences.append(f"All prompts are there at the start; {pool}.")
     if len(trace.groups) < 2:
         sentences.append("One group is too little for draws to mean anything.")
     return sentences
-
-
-def _files(path: Path) -> list[Path]:
-    """Returns a file, or the JSON lines of a folder by number: veRL writes one per step."""
-    if not path.is_dir():
-        return [path]
-    files = sorted(path.glob("*.jsonl"), key=lambda each: (len(each.stem), each.stem))
-    if not files:
-        raise ConfigError(f"{SOURCE}: {path}: no file *.jsonl in this folder")
-    return files
 
 
 def _make_folder(out: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from seer_sgl.cli import main
 from seer_sgl.sim.config import LengthsConfig
+from seer_sgl.sim.simulate import simulate
 from seer_sgl.sim.workload import draw
 from seer_sgl.what_if.orders import LABELS, TODAY, chunk_sizes
 from tests.sim.commands import CommandResult, ended, write_trace
@@ -116,6 +117,9 @@ def test_a_folder_has_a_trace_per_step(what_if: WhatIf, tmp_path: Path) -> None:
         (["samples.jsonl", "--model", "moonlight", "--gpu", "H100"], "has its own GPUs"),
         (["samples.jsonl", "--set", "engine.kv_tokens=10"], "engine.kv_tokens: 10 tokens"),
         (["samples.jsonl", "--out", "even.csv"], "--out even.csv: File exists"),
+        (["samples.jsonl", "--price", "nan"], "--price: nan is not a price"),
+        (["samples.jsonl", "--set", "scheduling.policy=fcfs"], "scheduling.policy: leave it out"),
+        (["samples.jsonl", "--config", "drafts.yaml"], "drafts.yaml:2: speculation.enabled: leave"),
         (["empty"], "TRACE: empty: no file *.jsonl in this folder"),
     ],
 )
@@ -123,10 +127,61 @@ def test_a_mistake_is_one_line_and_status_2(
     what_if: WhatIf, options: list[str], complaint: str
 ) -> None:
     Path("empty").mkdir()
+    Path("drafts.yaml").write_text("speculation:\n  enabled: true\n")
     done = what_if(*options)
     assert (done.status, done.out) == (2, "")
     assert complaint in done.err
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--draws", "101"), ("--engines", "10001"), ("--gpus-per-engine", "1025"), ("--price", "inf")],
+)
+def test_a_number_beyond_its_range_is_refused(what_if: WhatIf, option: str, value: str) -> None:
+    done = what_if("samples.jsonl", option, value)
+    assert (done.status, done.out) == (2, "")
+    assert f"Invalid value for '{option}'" in done.err
+
+
+def test_a_config_fixes_the_chunk_and_is_named_beside_the_engines(what_if: WhatIf) -> None:
+    Path("c.yaml").write_text("engine: {kv_tokens: 8192}\nscheduling: {chunk_tokens: 512}\n")
+    options = "even.csv", "--config", "c.yaml", "--set", "pool.gb_s=3", "--draws", "0"
+    found = answer(what_if, *options)
+    assert (found["chunk_tokens"], found["chunks_tried"]) == (512, [])
+    changed = "; changed by --config or --set: engine.kv_tokens, pool.gb_s"
+    assert found["profile"].endswith(changed)
+    assert "Your model: --model, --gpu and --gpus-per-engine say another." in found["assumed"]
+    assert "The number of engines: --engines says another." in found["assumed"]
+
+
+def test_one_token_has_an_answer(what_if: WhatIf) -> None:
+    Path("one.csv").write_text("a,1,1\n")
+    fast = "--set", "engine.overhead_ms=0", "--set", "engine.prefill_tok_s=1.0e+9"
+    page = what_if("one.csv", "--draws", "0", *CHOSEN, *fast, "--log-level", "error")
+    assert (page.status, page.err) == (0, "")
+    assert "no order can be faster" in page.out
+
+
+def test_the_estimate_counts_the_simulations(
+    what_if: WhatIf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = list[object]()
+
+    def counted(*args: Any) -> Any:
+        runs.append(args)
+        return simulate(*args)
+
+    said = list[int]()
+
+    def progress(count: int, _: object) -> Callable[[str], str]:
+        said.append(count)
+        return str
+
+    monkeypatch.setattr("seer_sgl.sim.variants.simulate", counted)
+    monkeypatch.setattr("seer_sgl.what_if.command.Progress", progress)
+    answer(what_if, "even.csv", "--engines", "2", "--draws", "1")
+    assert said == [len(runs)]
 
 
 def test_chunks_are_powers_of_two_below_the_longest_response() -> None:
