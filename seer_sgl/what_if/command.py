@@ -1,15 +1,18 @@
 """`seer-sgl what-if`: what another order of requests would bring, from lengths alone."""
 
+import itertools
 import json
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
+from seer_sgl.config.addresses import is_url
+from seer_sgl.driver.checks import same_server
 from seer_sgl.engine.describe import describe
 from seer_sgl.engine.session import open_session
 from seer_sgl.engine_types import EngineInfo
@@ -65,6 +68,9 @@ class WhatIf:
             raise ConfigError("--replay: give the servers with --engine URL")
         if request.engine and (request.model or request.gpu):
             raise ConfigError("--engine: measures the engines; leave out --model and --gpu")
+        if request.engine and request.engines is not None:
+            raise ConfigError("--engines: not together with --engine: the given servers are all")
+        self._urls = _urls(request.engine)
         if request.out is not None:
             _make_folder(request.out)
         if request.price is not None and not math.isfinite(request.price):
@@ -83,7 +89,7 @@ class WhatIf:
     async def measure(self) -> None:
         """Measures the costs of the servers. Raises EngineUnavailable or EngineStartError."""
         logger.info("measuring %d server(s)", len(self._request.engine))
-        infos = [each async for each in self._infos()]
+        infos = await self._infos()
         self._measured = await measured_engine(infos, KV_BYTES, _key())
 
     @property
@@ -102,7 +108,7 @@ class WhatIf:
 
     async def replay(self) -> None:
         """Replays the trace on the servers. Raises ConfigError, EngineError or RolloutError."""
-        infos = [each async for each in self._infos()]
+        infos = await self._infos()
         async with open_session(_key()) as session:
             groups, chunk = self._traces[-1].groups, self.answer.chunk_tokens
             replayer = Replayer(infos, session, groups, chunk)
@@ -133,12 +139,16 @@ class WhatIf:
         else:
             print_page(self.answer, page)
 
-    async def _infos(self) -> AsyncIterator[EngineInfo]:
-        """Yields the descriptions of the servers."""
+    async def _infos(self) -> list[EngineInfo]:
+        """Returns the descriptions of the servers. Raises ConfigError if two are one."""
         async with open_session(_key()) as session:
-            for number, url in enumerate(self._request.engine):
-                for info in await describe(session, f"e{number}", url.rstrip("/")):
-                    yield info
+            servers = [
+                await describe(session, f"e{number}", url) for number, url in enumerate(self._urls)
+            ]
+        for (one, *_), (other, *_) in itertools.combinations(servers, 2):
+            if same_server(one, other):
+                raise ConfigError(f"--engine {other.url}: the same server as {one.url}")
+        return [info for ranks in servers for info in ranks]
 
     def _question(self) -> Question:
         request, last = self._request, self._traces[-1]
@@ -146,7 +156,7 @@ class WhatIf:
         if self._measured is None:
             engines = profile(request.model or DEFAULT_MODEL, request.gpu, gpus, count)
         else:
-            engines = measured_profile(self._measured, gpus, None if request.replay else count)
+            engines = measured_profile(self._measured, gpus)
         files = [] if request.config is None else [request.config]
         scenarios = [
             open_trace(trace, *files, overrides=request.overrides, engines=engines.tree)
@@ -163,6 +173,16 @@ class WhatIf:
             chosen_chunk=chunk if CHUNK in self._chosen else None,
             draws=request.draws,
         )
+
+
+def _urls(given: Sequence[str]) -> list[str]:
+    urls = [url.rstrip("/") for url in given]
+    for number, url in enumerate(urls):
+        if not is_url(url):
+            raise ConfigError(f"--engine {url}: expected http://host:port")
+        if url in urls[:number]:
+            raise ConfigError(f"--engine {url}: given twice")
+    return urls
 
 
 def _key() -> str | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from seer_sgl.engine.session import open_session
 from seer_sgl.engine_types import EngineInfo
+from seer_sgl.errors import ConfigError
 from seer_sgl.sim.config import EngineConfig
 
 from .timed_calls import Inputs, body, random_inputs, seconds
@@ -20,6 +21,7 @@ CACHED = (500,)  # the contexts of chunks that continue
 PREFILLS = (64, 512, 2048)  # tokens; in longer ones attention counts, which the model lacks
 STEPS = 96  # decode steps per measurement
 REPEATS = 3  # per measurement; the median counts
+LEAST_STEPS, LEAST_PREFILLS = 3, 2  # as many as the terms of their fits
 LEAST_S = 1e-4  # lower bound of a measured decode step, against noise
 
 
@@ -37,14 +39,22 @@ async def measured_engine(
     """Returns the costs of plain servers that all run at the same time (`fitted_step`).
 
     `kv_bytes`: KV bytes per token; only its ratio to the bandwidth matters. Raises
-    EngineUnavailable if a server does not answer.
+    EngineUnavailable if a server does not answer, and ConfigError if one is too small.
     """
     urls = [info.url for info in infos]
+    prefills = [tokens for tokens in PREFILLS if fits(infos, 1, tokens)]
+    steps = [each for each in itertools.product(BATCHES, CONTEXTS) if _has_room(infos, *each)]
+    contexts = {context for _, context in steps}  # one alone tells no row from its KV
+    if len(steps) < LEAST_STEPS or len(contexts) < 2 or len(prefills) < LEAST_PREFILLS:
+        least = min(infos, key=lambda info: info.max_total_num_tokens)
+        raise ConfigError(
+            f"--engine {least.url}: too small to measure: {least.max_total_num_tokens} KV tokens, "
+            f"{least.max_running_requests} requests at once, of {least.max_request_len} tokens"
+        )
     async with open_session(api_key) as session:
         warm = random_inputs(len(urls), min(8, infos[0].max_running_requests), 64)
         await seconds(session, urls, bodies(warm, 32))
         points = await measured_points(session, infos)
-        prefills = [tokens for tokens in PREFILLS if fits(infos, 1, tokens)]
         times = [await _prefill_s(session, urls, tokens) for tokens in prefills]
     overhead, row, kv = fitted_step(points.steps)
     return EngineConfig(
@@ -78,13 +88,17 @@ async def measured_points(
     """Returns the times of all batches and contexts that fit into every server."""
     urls, points = [info.url for info in infos], Points([], [])
     for batch, context in itertools.product(BATCHES, contexts):
-        if not fits(infos, batch, context + STEPS):
+        if not _has_room(infos, batch, context):
             continue
         inputs = random_inputs(len(urls), batch, context)
         begin, step = await _begin_and_step_s(session, urls, inputs)
         points.begins.append((batch, begin))
         points.steps.append((batch, batch * (context + STEPS / 2), step))
     return points
+
+
+def _has_room(infos: Sequence[EngineInfo], batch: int, context: int) -> bool:
+    return fits(infos, batch, context + STEPS)
 
 
 def fits(infos: Sequence[EngineInfo], batch: int, tokens: int) -> bool:

@@ -87,11 +87,9 @@ def profile(model: str, gpu: str | None, gpus: int | None, engines: int | None) 
     return Profile(tree, each, words)
 
 
-def measured_profile(engine: EngineConfig, gpus: int | None, engines: int | None) -> Profile:
+def measured_profile(engine: EngineConfig, gpus: int | None) -> Profile:
     """Returns engines whose costs were measured on servers without a KV pool."""
     tree = {"engine": msgspec.to_builtins(engine), "pool": {"enabled": False}}
-    if engines is not None:
-        tree["engine"]["count"] = engines
     return Profile(tree, gpus or 1, "measured on the given servers, without a KV pool")
 
 

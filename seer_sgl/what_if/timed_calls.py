@@ -6,14 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
+import msgspec
 import numpy as np
 
-from seer_sgl.errors import EngineUnavailable
+from seer_sgl.errors import BadReply, EngineUnavailable
 
+LIMIT_S = 120.0  # of a call: a server that answers no later is unavailable
 TOKENS = (3, 64)  # range of the inputs' token ids: every model has them
 
 Inputs = list[list[list[int]]]  # token ids by engine and row
 Body = dict[str, Any]
+
+
+class TimedReply(msgspec.Struct):
+    """What is read of a reply."""
+
+    output_ids: list[int]
 
 
 def random_inputs(engines: int, batch: int, context: int) -> Inputs:
@@ -38,27 +46,45 @@ def body(ids: Sequence[int], tokens: int, seed: int = 1, **sampling: Any) -> Bod
 
 
 async def seconds(
-    session: aiohttp.ClientSession, urls: Sequence[str], bodies: Sequence[Sequence[Body]]
+    session: aiohttp.ClientSession,
+    urls: Sequence[str],
+    bodies: Sequence[Sequence[Body]],
+    limit_s: float = LIMIT_S,
 ) -> float:
     """Returns the wall time of all calls at once. `bodies[i]` go to the engine at `urls[i]`.
 
-    Raises EngineUnavailable if a server does not answer.
+    Raises EngineUnavailable if a server does not answer within `limit_s` seconds, and BadReply if
+    it generates another number of tokens.
     """
+    calls = [(url, each) for url, some in zip(urls, bodies, strict=True) for each in some]
     began = time.perf_counter()
-    await asyncio.gather(
-        *(
-            _generate(session, url, each)
-            for url, calls in zip(urls, bodies, strict=True)
-            for each in calls
-        )
-    )
-    return time.perf_counter() - began
+    replies = await asyncio.gather(*(_generate(session, url, each, limit_s) for url, each in calls))
+    took = time.perf_counter() - began
+    for (url, each), reply in zip(calls, replies, strict=True):
+        _check(url, each, reply)
+    return took
 
 
-async def _generate(session: aiohttp.ClientSession, url: str, content: Body) -> None:
+async def _generate(
+    session: aiohttp.ClientSession, url: str, content: Body, limit_s: float
+) -> bytes:
+    timeout = aiohttp.ClientTimeout(total=limit_s)
     try:
-        async with session.post(f"{url}/generate", json=content) as reply:
+        async with session.post(f"{url}/generate", json=content, timeout=timeout) as reply:
             reply.raise_for_status()
-            await reply.read()
+            return await reply.read()
+    except TimeoutError as error:
+        why = f"no answer within {limit_s:g} s"
+        raise EngineUnavailable(f"{url}: while measuring step times: {why}") from error
     except (aiohttp.ClientError, OSError) as error:
         raise EngineUnavailable(f"{url}: while measuring step times: {error}") from error
+
+
+def _check(url: str, content: Body, reply: bytes) -> None:
+    try:
+        count = len(msgspec.json.decode(reply, type=TimedReply).output_ids)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadReply(f"{url}: while measuring step times: {error}") from error
+    wanted = content["sampling_params"]["max_new_tokens"]
+    if count != wanted:
+        raise BadReply(f"{url}: while measuring step times: {count} tokens, not {wanted}")

@@ -1,0 +1,94 @@
+"""The servers of `--engine`: which are refused, and what a timed call takes for an answer."""
+
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from seer_sgl.errors import BadReply, ConfigError, EngineUnavailable
+from seer_sgl.what_if.command import WhatIf, WhatIfRequest
+from seer_sgl.what_if.timed_calls import body, seconds
+from tests.fake_sglang import FakeSGLang, serving
+from tests.what_if.test_replay import EndlessSGLang, write_trace
+
+URL = "http://127.0.0.1:30000"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write_trace(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("engine", "engines", "complaint"),
+    [
+        (["foo"], None, "--engine foo: expected http://host:port"),
+        ([URL, f"{URL}/"], None, f"--engine {URL}: given twice"),
+        ([URL], 3, "--engines: not together with --engine"),
+    ],
+)
+def test_a_mistaken_server_is_refused(
+    trace: Path, engine: list[str], engines: int | None, complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        WhatIf(WhatIfRequest(traces=[trace], engine=engine, engines=engines))
+
+
+async def test_two_names_of_one_server_are_refused(trace: Path) -> None:
+    async with serving(EndlessSGLang()) as url:
+        other = url.replace("127.0.0.1", "localhost")
+        asked = WhatIf(WhatIfRequest(traces=[trace], engine=[url, other]))
+        with pytest.raises(ConfigError, match=f"--engine {other}: the same server as {url}"):
+            await asked.measure()
+
+
+@pytest.mark.parametrize("tokens", [50, 160, 590])
+async def test_a_server_that_is_too_small_is_refused_before_any_call(
+    trace: Path, tokens: int
+) -> None:
+    fake = EndlessSGLang(max_total_num_tokens=tokens)
+    async with serving(fake) as url:
+        with pytest.raises(ConfigError, match=f"too small to measure: {tokens} KV tokens"):
+            await WhatIf(WhatIfRequest(traces=[trace], engine=[url])).measure()
+    assert fake.seen == []
+
+
+async def timed(url: str, limit_s: float = 9.0) -> float:
+    async with aiohttp.ClientSession() as session:
+        call = body([7, 8, 9], 60) | {"rid": "r"}
+        return await seconds(session, [url], [[call]], limit_s)
+
+
+async def test_a_server_that_never_answers_ends_the_measurement() -> None:
+    fake = FakeSGLang()
+    fake.faults.append("stall")
+    async with serving(fake) as url:
+        with pytest.raises(EngineUnavailable, match=r"no answer within 0\.05 s"):
+            await timed(url, 0.05)
+
+
+async def test_a_reply_with_another_number_of_tokens_is_not_timed() -> None:
+    async with serving(FakeSGLang(longest=50)) as url:
+        with pytest.raises(BadReply, match=r"\d+ tokens, not 60"):
+            await timed(url)
+    async with serving(EndlessSGLang()) as url:
+        assert await timed(url) > 0
+
+
+async def test_a_reply_that_is_no_object_is_named() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text="[]")
+
+    app = web.Application()
+    app.add_routes([web.post("/generate", answer)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        with pytest.raises(BadReply, match="Expected `object`"):
+            await timed(f"http://127.0.0.1:{port}")
+    finally:
+        await runner.cleanup()
