@@ -53,7 +53,9 @@ async def test_two_drivers_on_the_same_engines_get_the_samples_of_calm_ones(rig:
     for (samples, report, watch), alone in zip(both, calm, strict=True):
         assert_identical(alone, samples)
         assert report["lost_chunks"] == report["failed_requests"] == report["wasted_tokens"] == 0
-        assert watch.least_usable < KV_TOKENS * 3 / 4, "it left room for the other one"
+        # Alone, a driver has promised what is in use, and would use all of the KV. How much the
+        # other one uses when an engine is asked is not theirs to say.
+        assert watch.least_usable < KV_TOKENS, "it left room for the other one"
     # Together they would have promised more KV than there is.
     peaks = [max(e["kv_peak"] for e in report["engines"]) for _, report, _ in both]
     assert sum(peaks) > 1
