@@ -4,46 +4,17 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
-from typing_extensions import override
 
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.what_if.command import WhatIf, WhatIfRequest
 from seer_sgl.what_if.replay import REPLAYED
 from tests.fake_sglang import FakeSGLang, serving_all
+from tests.what_if.endless import LENGTHS, PROMPTS, EndlessSGLang, write_trace
 
-LENGTHS = [[9, 20, 31], [5, 5, 70], [2, 3, 4], [64, 1, 12]]
-PROMPTS = [11, 3, 20, 7]
 CHUNK = 16
-
-
-class EndlessSGLang(FakeSGLang):
-    """A fake server that always generates as many tokens as it may."""
-
-    @override
-    def _reply(self, call: dict[str, Any], fault: str = "ok") -> dict[str, Any]:
-        tokens = call["sampling_params"]["max_new_tokens"]
-        reply = super()._reply(call, fault)
-        reply["output_ids"] = [7] * tokens
-        reply["meta_info"] |= {
-            "finish_reason": {"type": "length", "length": tokens},
-            "completion_tokens": tokens,
-            "output_token_logprobs": [[-1.0, 7, None]] * tokens,
-        }
-        return reply
-
-
-def write_trace(path: Path) -> Path:
-    rows = [
-        f"{group},{length},{PROMPTS[group]}\n"
-        for group, lengths in enumerate(LENGTHS)
-        for length in lengths
-    ]
-    path.write_text("".join(rows))
-    return path
 
 
 async def replayed(

@@ -10,7 +10,7 @@ from seer_sgl.errors import BadReply, ConfigError, EngineUnavailable
 from seer_sgl.what_if.command import WhatIf, WhatIfRequest
 from seer_sgl.what_if.timed_calls import body, seconds
 from tests.fake_sglang import FakeSGLang, serving
-from tests.what_if.test_replay import EndlessSGLang, write_trace
+from tests.what_if.endless import EndlessSGLang, write_trace
 
 URL = "http://127.0.0.1:30000"
 
