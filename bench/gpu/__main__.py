@@ -160,8 +160,7 @@ def main() -> None:
 
 def _status(results: Results) -> int:
     """Returns the exit status of a session that an earlier call had started."""
-    every = results.record().values()
-    return int(any(one["status"] != 0 and not one["cut"] for one in every))
+    return int(any(map(session.has_failed, results.record().values())))
 
 
 if __name__ == "__main__":

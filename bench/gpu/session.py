@@ -176,7 +176,7 @@ class Measuring:
             one = self._run(part, log, left, meanwhile=self._meanwhile)
             self._results.end(part.name, one)
             print(f"{part.name}: {outcome(one, log)}", flush=True)
-            sound = sound and (one["status"] == 0 or one["cut"])
+            sound = sound and not has_failed(one)
         return sound
 
     def _meanwhile(self) -> bool:
@@ -184,12 +184,18 @@ class Measuring:
         return self._stopped
 
 
+def has_failed(one: Mapping[str, Any]) -> bool:
+    """Returns whether the record of a part is of one that ended by itself, with an error."""
+    return bool(one["status"] != 0 and not one["cut"])
+
+
 def outcome(one: Mapping[str, Any], log: Path) -> str:
     """Returns the record of a part in words; of one that failed, with the last line of its log."""
     if one["status"] is None:
         return "begun"
-    failed = one["status"] != 0 and not one["cut"]
-    how = f"status {one['status']}: {last_line(log)}" if failed else "cut" if one["cut"] else "ok"
+    how = "cut" if one["cut"] else "ok"
+    if has_failed(one):
+        how = f"status {one['status']}: {last_line(log)}"
     return f"{one['seconds']:.0f} s, {how}"
 
 
