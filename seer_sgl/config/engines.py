@@ -27,6 +27,8 @@ RESERVED_FLAGS = {
     "port": "the driver chooses the ports of engines that it starts",
     "disaggregation-mode": "every engine prefills and decodes its requests itself",
 }
+# SGLang's names of the flag for the number of pipeline stages.
+PIPELINE_PARALLEL = ("pp-size", "pipeline-parallel-size", "pp")
 CPU_START_S, GPU_START_S = 600.0, 1800.0
 ONE_NODE_FLAGS = ("nnodes", "node-rank", "dist-init-addr", "base-gpu-id")  # Ray places an engine
 # SGLang flags that let steps round differently, on any machine.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from seer_sgl.admission.sampling import invalid
 
 from .addresses import is_address
-from .engines import Engines, ExternalEngines, LocalEngines, StartedEngines
+from .engines import PIPELINE_PARALLEL, Engines, ExternalEngines, LocalEngines, StartedEngines
 from .tree import UNDIVIDED, Config, DraftConfig, KvPoolConfig, ServerConfig, bytes_of
 from .values import Problem
 
@@ -17,9 +17,7 @@ EXPERTS = "enable-return-routed-experts"
 NOT_WITH_DRAFTS = {
     "enable-dp-attention": False,
     "enable-return-hidden-states": False,
-    "pp-size": 1,
-    "pipeline-parallel-size": 1,
-    "pp": 1,
+    **dict.fromkeys(PIPELINE_PARALLEL, 1),
 }
 # SGLang flags that the KV pool sets.
 POOL_FLAGS = {

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from seer_sgl.config import FlagValue
+from seer_sgl.config.engines import PIPELINE_PARALLEL
 
 # SGLang's names of one flag each.
 TENSOR_PARALLEL = ("tp-size", "tensor-parallel-size", "tp")
-PIPELINE_PARALLEL = ("pp-size", "pipeline-parallel-size", "pp")
 DATA_PARALLEL = ("dp-size", "data-parallel-size", "dp")
 DP_ATTENTION = "enable-dp-attention"
 
