@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import msgspec
 
 from seer_sgl.sim.bound import lower_bound_s
-from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.variants import Scenario
 
 from .advice import CALIBRATION, Advice, advice
@@ -128,13 +127,13 @@ def _draws(question: Question, scenario: Scenario, chunk: int, notice: Notice) -
     found = [gain_on(scenario, scenario.name)]
     others: Sequence[Scenario] = [altered(each, {CHUNK: chunk}) for each in question.scenarios[:-1]]
     if not others:
-        others = [_resample(scenario, scenario.config, seed) for seed in range(question.draws)]
+        others = [_resample(scenario, seed) for seed in range(question.draws)]
     for other in others:
         notice(other.name)
         found.append(gain_on(other, other.name))
     return found
 
 
-def _resample(scenario: Scenario, config: SimConfig, seed: int) -> Scenario:
+def _resample(scenario: Scenario, seed: int) -> Scenario:
     name = f"groups drawn again, seed {seed + 1}"
-    return Scenario(name, resampled(scenario.responses, seed), config, scenario.prior)
+    return Scenario(name, resampled(scenario.responses, seed), scenario.config, scenario.prior)
