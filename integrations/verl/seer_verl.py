@@ -132,8 +132,9 @@ class SeerClient(LLMServerClient):
         headers = {SESSION_HEADER: str(request_id)}
         headers |= _token(os.environ.get(KEY))
         if self._session is None:
-            no_limits = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
-            self._session = aiohttp.ClientSession(timeout=no_limits[0], connector=no_limits[1])
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
+            )
         async with self._session.post(self._url + "/generate", json=body, headers=headers) as reply:
             return output_of(await _read(reply), body["return_logprob"])
 
