@@ -128,6 +128,12 @@ def each_rank_on_a_core() -> dict[str, str]:
     return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(min(core)) for core in two_cores())}
 
 
+def two_ranks_on_cores(servers: int) -> dict[str, Any]:
+    """Returns the keys of `engines` that put the two ranks of each server on cores."""
+    cores = sorted(set.union(*two_cores()))
+    return {"cores": [cores] * servers, "environment": each_rank_on_a_core()}
+
+
 def two_urls() -> list[str]:
     """Returns free URLs for two servers."""
     return [f"http://127.0.0.1:{free_port()}" for _ in range(2)]

@@ -23,7 +23,7 @@ from tests.e2e.compare import (
     roll,
     rolled,
 )
-from tests.e2e.conftest import HELD_OUT, MODEL, each_rank_on_a_core, two_cores
+from tests.e2e.conftest import HELD_OUT, MODEL, two_ranks_on_cores
 from tests.e2e.moe import moe_model
 from tests.e2e.pools import SGLANG, pooled
 from tests.e2e.weights import other_weights
@@ -36,7 +36,6 @@ pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 
 PROMPTS = 4
 BOTH = ["e0.dp0", "e0.dp1"]
-CORES = sorted({min(core) for core in two_cores()})
 
 
 class Chunks(Returns):
@@ -79,7 +78,7 @@ def config(**sections: Any) -> dict[str, Any]:
 def two_ranks(**sections: Any) -> dict[str, Any]:
     """Returns a config with one server of two ranks."""
     own = config(sglang={"dp-size": 2, **sections.pop("sglang", {})}, **sections)
-    own["engines"] |= {"cores": [CORES], "environment": each_rank_on_a_core()}
+    own["engines"] |= two_ranks_on_cores(1)
     return own
 
 

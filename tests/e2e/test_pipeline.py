@@ -6,7 +6,7 @@ import pytest
 
 from bench.elsewhere import AlwaysElsewhere
 from tests.e2e.compare import Migrations, assert_identical, roll
-from tests.e2e.conftest import each_rank_on_a_core, two_cores
+from tests.e2e.conftest import two_ranks_on_cores
 from tests.e2e.pools import SGLANG, local, pooled
 from tests.support.timing import PATIENT
 
@@ -25,11 +25,7 @@ def config(servers: int, **sections: Any) -> dict[str, Any]:
 async def test_two_stages_generate_what_one_does_and_kv_moves_between_such_servers() -> None:
     whole, _ = await roll(config(1, scheduling={"divide": False}), PROMPTS)
     own = config(2, scheduling={"chunk_tokens": CHUNK}, kv_pool=pooled("file"))
-    own["engines"] |= {
-        "sglang": SGLANG | {"pp-size": 2},
-        "cores": [sorted(set.union(*two_cores()))] * 2,
-        "environment": each_rank_on_a_core(),
-    }
+    own["engines"] |= {"sglang": SGLANG | {"pp-size": 2}, **two_ranks_on_cores(2)}
     seen = Migrations()
     parts, report = await roll(
         own, PROMPTS, [seen], placement=AlwaysElsewhere(fetch=True), timing=PATIENT

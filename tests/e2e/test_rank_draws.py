@@ -7,7 +7,7 @@ import pytest
 
 from bench import engine_plugin
 from tests.e2e.compare import accepted_drafts, assert_identical, roll
-from tests.e2e.conftest import each_rank_on_a_core, two_cores
+from tests.e2e.conftest import two_ranks_on_cores
 from tests.e2e.pools import SGLANG, local
 from tests.support import flipped_draws
 
@@ -19,11 +19,8 @@ PROMPTS = 1
 def two_ranks(environment: dict[str, str], **sections: Any) -> dict[str, Any]:
     """Returns a config with a server of two ranks."""
     own = local(1, sampling={"max_response_len": 400}, **sections)
-    own["engines"] |= {
-        "sglang": SGLANG | {"tp-size": 2},
-        "cores": [sorted(set.union(*two_cores()))],
-        "environment": each_rank_on_a_core() | environment,
-    }
+    own["engines"] |= {"sglang": SGLANG | {"tp-size": 2}, **two_ranks_on_cores(1)}
+    own["engines"]["environment"] |= environment
     return own
 
 
