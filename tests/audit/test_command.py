@@ -129,6 +129,15 @@ async def test_a_server_that_depends_on_its_batch_is_named(tmp_path: Path) -> No
     assert passes(report)["generate, cold, batch"]["changed"] > 0
 
 
+async def test_what_one_pass_generates_as_recorded_is_no_sign_of_other_weights(
+    tmp_path: Path,
+) -> None:
+    report = await audited(tmp_path, lines(), ScoringSGLang(batch_shift=1.0))
+    text = "\n".join(report["findings"])
+    assert "at no near tie, but another pass generates them as recorded" in text
+    assert "other weights" not in text
+
+
 async def test_a_server_that_depends_on_its_cache_is_named(tmp_path: Path) -> None:
     report = await audited(tmp_path, lines(), ScoringSGLang(cache_shift=0.1))
     assert report["findings"][0].startswith("the server's own answers depend on the prefix cache")

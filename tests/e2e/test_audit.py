@@ -22,6 +22,7 @@ from tests.e2e.conftest import (
     servers,
     two_urls,
 )
+from tests.e2e.moe import moe_model, moe_prompts
 from tests.e2e.weights import other_weights
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]
@@ -63,6 +64,33 @@ async def rolled_out(url: str, folder: Path, **sampling: Any) -> Lines:
     writer = SampleWriter(folder / "samples.jsonl")
     async with Rollout(config) as rollout:
         async for _ in rollout.run(rollout.read_prompts(HELD_OUT)[:PROMPTS], [writer]):
+            pass
+        (folder / "report.json").write_text(json.dumps(rollout.report()))
+    writer.close()
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def half(tmp_path: Path) -> Iterator[str]:
+    """The URL of an engine in bfloat16 without determinism, whose output is chaotic."""
+    flags = [*HALF]
+    flags[1] = str(moe_model(tmp_path))
+    urls = two_urls()[:1]
+    with servers(urls, [flags], tmp_path):
+        yield urls[0]
+
+
+async def moe_rolled_out(url: str, folder: Path) -> Lines:
+    """Writes the samples of a greedy rollout with all requests in flight together."""
+    config = external(
+        [url],
+        sampling={"max_response_len": 200, "temperature": 0.0, "ignore_eos": True},
+        rollout={"n_samples_per_prompt": 1},
+    )
+    config["model"]["path"] = str(folder / "qwen3-moe")
+    writer = SampleWriter(folder / "samples.jsonl")
+    async with Rollout(config) as rollout:
+        async for _ in rollout.run(moe_prompts(32), [writer]):
             pass
         (folder / "report.json").write_text(json.dumps(rollout.report()))
     writer.close()
@@ -168,3 +196,11 @@ async def test_half_precision_is_told_from_a_wrong_record(
     half[0]["rollout_log_probs"][20] -= 2.0
     altered = audit(engines[1], tmp_path / "half", half)
     assert altered.findings.startswith("single log probabilities: 1 of ")
+
+
+async def test_answers_that_depend_on_the_batch_are_named(half: str, tmp_path: Path) -> None:
+    lines = await moe_rolled_out(half, tmp_path)
+    found = audit(half, tmp_path, lines, "--set", "temperature=0", "--fail", "changed=0")
+    print(found.output)
+    assert found.status == 1
+    assert "the server's own answers depend on the batch" in found.findings
