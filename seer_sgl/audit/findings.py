@@ -121,9 +121,14 @@ def _tokens(passes: Sequence[PassReport]) -> Iterator[str]:
 
 
 def _is_altered(each: FirstDifference) -> bool:
-    """One token differs and those after it do not: the server does not hold it for the record's."""
+    """One token differs and those after it do not, and its log probability is that of the server's
+    token: the server does not hold it for the record's."""
     if each.agree_after is None or each.near_tie:
         return False
+    if each.recorded_log_prob is not None and each.server_log_prob is not None:
+        own = abs(each.recorded_log_prob - each.server_log_prob)
+        if own <= abs(each.recorded_log_prob - each.generated_log_prob):
+            return False  # the record agrees with itself
     others = round((1 - each.agree_after) * each.tokens_after)
     return each.tokens_after >= ALTERED_AFTER * (1 + others) and others <= MOST_ALTERED
 

@@ -14,7 +14,7 @@ from seer_sgl.audit.command import AuditRequest, audit
 from seer_sgl.errors import AuditFailed, ConfigError, EngineUnavailable
 from tests.fake_sglang import serving
 
-from .scoring_sglang import WORDS, ScoringSGLang, sample_line, write_lines
+from .scoring_sglang import WORDS, ScoringSGLang, log_probs_after, sample_line, write_lines
 
 PLUGIN = {"version": "0.1.0", "missing": [], "weights": "digest", "vocab_size": WORDS}
 
@@ -88,6 +88,20 @@ async def test_a_changed_token_is_a_changed_record(tmp_path: Path) -> None:
             assert difference["agree_after"] == 1.0
             assert difference["near_tie"] is False
     assert any(line.startswith("a changed record: g0[3], token 17:") for line in report["findings"])
+
+
+async def test_another_token_with_its_own_log_probability_is_no_changed_record(
+    tmp_path: Path,
+) -> None:
+    samples = lines()
+    whole = samples[3]["prompt_ids"] + samples[3]["response_ids"][:17]
+    other = (samples[3]["response_ids"][17] + 1) % WORDS
+    samples[3]["response_ids"][17] = other
+    samples[3]["rollout_log_probs"][17] = float(log_probs_after(whole, 1.0)[other])
+    report = await audited(tmp_path, samples)
+    (line,) = [line for line in report["findings"] if line.startswith("other tokens: in")]
+    assert "1 at no near tie: g0[3], token 17" in line
+    assert not any("a changed record" in line for line in report["findings"])
 
 
 async def test_a_shifted_log_probability_is_found_at_its_place(tmp_path: Path) -> None:

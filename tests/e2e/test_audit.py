@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from bench.reasoner.batches import Graded
+from bench.reasoner.reward import reward
+from bench.reasoner.updates import update
 from seer_sgl import Rollout
 from seer_sgl.rollout.samples import SampleWriter
 from tests.e2e.conftest import (
@@ -23,7 +26,6 @@ from tests.e2e.conftest import (
     two_urls,
 )
 from tests.e2e.moe import moe_model, moe_prompts
-from tests.e2e.weights import other_weights
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 
@@ -163,13 +165,31 @@ async def test_altered_records_are_named(engines: list[str], tmp_path: Path) -> 
     assert "above all the temperature" in wrong.findings
 
 
-async def test_older_weights_are_named(engines: list[str], tmp_path: Path) -> None:
+def trained(lines: Lines, folder: Path) -> Path:
+    """Writes the reasoner after one optimizer step of GRPO on samples."""
+    graded = [
+        Graded(
+            line["group_id"],
+            line["prompt_ids"],
+            line["response_ids"],
+            reward(line["text"], line["metadata"]["answer"]),
+        )
+        for line in lines
+    ]
+    assert update(MODEL, graded, 1, folder) > 0
+    return folder
+
+
+async def test_weights_of_a_training_step_before_are_named(
+    engines: list[str], tmp_path: Path
+) -> None:
     lines = await rolled_out(engines[0], tmp_path)
-    load_weights(engines[0], other_weights(tmp_path / "other", 1.01), "step-2")
+    load_weights(engines[0], trained(lines, tmp_path / "trained"), "step-2")
     try:
         found = audit(engines[0], tmp_path, lines, "--fail", "versions=0")
     finally:
         load_weights(engines[0], MODEL, "default")
+    print(found.output)
     assert found.status == 1
     assert found.report["weights"]["same_digest"] is False
     assert found.findings.startswith("other weights: 16 of 16 samples")
