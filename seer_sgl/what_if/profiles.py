@@ -1,10 +1,11 @@
 """The engines of a what-if: by GPU and model, computed from published sizes.
 
-GPUs: NVIDIA's data sheets (SXM; dense bf16). Models: `config.json` on Hugging Face and the model
-cards. Of bandwidth 60 % is reached, of compute 40 %, of memory 80 % is for weights and KV: the
-shares of configs/sim, whose fits to published rollouts came out near them. The step's overhead is
-the least sure value: 3 ms on one GPU is a guess, 11.8 ms was fitted for tensor parallelism over
-eight (configs/sim/qwen2-vl-72b.yaml). Three models come whole from configs/sim instead.
+GPUs: the data sheets "NVIDIA A100 Tensor Core GPU" (80 GB), "NVIDIA H100 Tensor Core GPU" and
+"NVIDIA H200 Tensor Core GPU" (SXM; bf16 without sparsity). Models: `config.json` on Hugging Face
+and the model cards. Of bandwidth 60 % is reached, of compute 40 %, of memory 80 % is for weights
+and KV: the shares of configs/sim, whose fits to published rollouts came out near them. The step's
+overhead is the least sure value: 3 ms on one GPU is a guess, 11.8 ms was fitted for tensor
+parallelism over eight (configs/sim/qwen2-vl-72b.yaml). Three models come whole from configs/sim.
 """
 
 from typing import Any, NamedTuple
