@@ -3,19 +3,23 @@
 `python -m bench.what_if [--out bench/results/2026-11-26-what-if] [NAME...]` writes the answers as
 JSON. The lengths of a published rollout are drawn as configs/sim/NAME.yaml says, for a quarter of
 its prompts, written as a CSV file, and read from it; the engines are a quarter of those of that
-file, so that an answer takes minutes. `short-even` has 256 groups of 8
-responses of about 300 tokens on eight engines.
+file, so that an answer takes minutes. `short-even` has 256 groups of 8 responses of about 300
+tokens on eight engines. `reasoner` has the lengths of the CPU benchmark, a file per seed, on
+engines like its own.
 """
 
 import argparse
+import json
 import random
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from bench.gains import RESULTS
+from bench.policies import CPU_ENGINES, CPU_LENGTHS, CPU_LIMIT
 from seer_sgl.sim.source import load_settings, workload_file, workload_names
 from seer_sgl.sim.workload import sample
 from seer_sgl.traces.trace import Responses
@@ -23,9 +27,10 @@ from seer_sgl.types import token_array
 from seer_sgl.what_if.command import WhatIf, WhatIfRequest
 
 FOLDER = RESULTS / "2026-11-26-what-if"
-SHORT = "short-even"
+SHORT, REASONER = "short-even", "reasoner"
 PART = 4  # of prompts and engines
 PRICE, DRAWS = 2.0, 2
+SEEDS = range(1, 13)
 
 
 def short_even() -> list[Responses]:
@@ -47,6 +52,11 @@ def write_csv(groups: Sequence[Responses], path: Path) -> None:
     path.write_text("\n".join(rows) + "\n")
 
 
+def text(value: object) -> str:
+    """Returns a value as YAML reads it, which takes 1e-06 for a word."""
+    return f"{value:f}" if isinstance(value, float) else json.dumps(value)
+
+
 def ask(name: str, out: Path) -> None:
     """Writes the answer about one set of lengths."""
     with tempfile.TemporaryDirectory() as folder:
@@ -54,6 +64,17 @@ def ask(name: str, out: Path) -> None:
         if name == SHORT:
             write_csv(short_even(), trace)
             request = WhatIfRequest(traces=[trace], price=PRICE, draws=DRAWS, out=Path(folder))
+        elif name == REASONER:
+            engine = msgspec.to_builtins(CPU_ENGINES)
+            request = WhatIfRequest(
+                traces=[CPU_LENGTHS / f"lengths-{seed}.jsonl" for seed in SEEDS],
+                overrides=[
+                    *(f"engine.{key}={text(value)}" for key, value in engine.items()),
+                    f"workload.lengths.max={CPU_LIMIT}",
+                ],
+                engines=CPU_ENGINES.count,
+                out=Path(folder),
+            )
         else:
             whole = load_settings(workload_file(name))
             groups = f"workload.groups={whole.workload.groups // PART}"
@@ -77,7 +98,7 @@ def ask(name: str, out: Path) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Ask what-if about known lengths.")
-    parser.add_argument("names", nargs="*", default=[SHORT, *workload_names()])
+    parser.add_argument("names", nargs="*", default=[SHORT, REASONER, *workload_names()])
     parser.add_argument("--out", type=Path, default=FOLDER)
     arguments = parser.parse_args()
     for name in arguments.names:
