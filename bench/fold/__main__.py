@@ -1,67 +1,96 @@
-"""Engines given back before a rollout ends: `python -m bench.fold [--only NAME]`.
+"""Engines given back before a rollout ends: `python -m bench.fold FILE [--only NAME]`.
 
 Of each draw of lengths it simulates the policy `seer` as it is, and folded (policy.py) with several
-slacks, with the true lengths known and with the posterior of `seer`; and it finds the bound.
+slacks, with the true lengths known and with the posterior of `seer`; and it finds the bound. It
+appends a JSON line per rollout to the file, and leaves out what the file has. Then it prints a
+table (table.py), and draws a picture (picture.py) if it is told where.
 """
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bench.policies import SHAPES, shaped
+from bench.policies import CPU_LENGTHS, SHAPES, on_cpu, shaped
 from seer_sgl.sim.opening import SimRequest
 from seer_sgl.sim.source import workload_names
 from seer_sgl.sim.variants import Scenario
 
 from .bound import Course, given_back
+from .picture import draw
 from .rollout import Arm, rolled_out
+from .table import Line, table
 
 SLACKS = (0.0, 0.01, 0.02, 0.05)
+CPU = "cpu"  # the lengths of the CPU benchmark
 
 
-def rows(scenario: Scenario, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
-    """Yields the figures of a draw: first those without folding, with the bound by slack."""
+def not_folded(scenario: Scenario) -> dict[str, Any]:
+    """Returns the figures of a draw without folding, with the bound by slack."""
     course, engine = Course(), scenario.config.engine
     plain = rolled_out(scenario, None, [course])
     bound = {
         str(slack): round(given_back(course, plain.wall_s, slack, engine)[0], 4) for slack in SLACKS
     }
-    yield {"arm": None, "late": 0.0, **msgspec.to_builtins(plain), "bound": bound}
-    for arm in arms:
-        folded = rolled_out(scenario, arm)
-        late = round(folded.wall_s / plain.wall_s - 1, 4)
-        yield {"arm": msgspec.to_builtins(arm), "late": late, **msgspec.to_builtins(folded)}
+    return {"arm": None, "late": 0.0, **msgspec.to_builtins(plain), "bound": bound}
 
 
-def draw(name: str, seed: int) -> Scenario:
+def folded(scenario: Scenario, arm: Arm, plain_s: float) -> dict[str, Any]:
+    """Returns the figures of a draw that is folded. `plain_s`: its seconds without folding."""
+    found = rolled_out(scenario, arm)
+    late = round(found.wall_s / plain_s - 1, 4)
+    return {"arm": msgspec.to_builtins(arm), "late": late, **msgspec.to_builtins(found)}
+
+
+def drawn(name: str, seed: int) -> Scenario:
     """Returns a draw of a workload's lengths, or of a shape's (bench/policies.py)."""
     shapes = {shape.__name__: shape for shape in SHAPES}
     if name in shapes:
         return shaped(shapes[name], seed)
+    if name == CPU:
+        return on_cpu(CPU_LENGTHS / f"lengths-{seed}.jsonl")
     return SimRequest(workload=name, overrides=[f"workload.lengths.seed={seed}"]).open()
 
 
+def read(path: Path) -> list[Line]:
+    """Returns the rollouts of a file, none if there is no file."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
 def main() -> None:
-    """Simulates; prints a line per rollout, and one JSON object last."""
+    """Simulates, and prints and draws what the file has then."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    names = [*workload_names(), *(shape.__name__ for shape in SHAPES)]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, help="these lengths")
+    names = [*workload_names(), *(shape.__name__ for shape in SHAPES), CPU]
+    parser.add_argument("file", type=Path, help="of JSON lines")
+    parser.add_argument("--only", nargs="*", choices=names, default=names, help="these lengths")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="draws of lengths")
     parser.add_argument("--slacks", nargs="+", type=float, default=SLACKS, help="of the policy")
-    parser.add_argument("--json", action="store_true", help="print only the JSON object")
+    parser.add_argument("--picture", type=Path, help="its path, without a suffix")
     options = parser.parse_args()
-    arms = [Arm(slack=slack, oracle=known) for known in (False, True) for slack in options.slacks]
-    found = []
-    for name in options.only:
-        for seed in options.seeds:
-            for row in rows(draw(name, seed), arms):
-                found.append({"lengths": name, "seed": seed, **row})
-                if not options.json:
-                    print(name, seed, row["arm"], row["late"], row["released"], flush=True)
-    print(json.dumps({"rollouts": found}))
+    arms = [Arm(slack=slack, oracle=known) for slack in options.slacks for known in (False, True)]
+    found = {(line["lengths"], line["seed"], str(line["arm"])): line for line in read(options.file)}
+    with options.file.open("a") as file:
+        for name, seed in ((name, seed) for name in options.only for seed in options.seeds):
+            scenario = drawn(name, seed)
+            for arm in (None, *arms):
+                key = name, seed, str(msgspec.to_builtins(arm))
+                if key in found:
+                    continue
+                plain = found.get((name, seed, "None"))
+                figures = (
+                    folded(scenario, arm, plain["wall_s"])
+                    if arm and plain
+                    else not_folded(scenario)
+                )
+                found[key] = {"lengths": name, "seed": seed, **figures}
+                print(json.dumps(found[key]), file=file, flush=True)
+    lines = read(options.file)
+    print(table(lines))
+    if options.picture:
+        draw(lines, options.picture)
 
 
 if __name__ == "__main__":

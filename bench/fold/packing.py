@@ -80,6 +80,8 @@ class Packer:
     def works(self, left: Left, uids: Sequence[str], within_s: float, engines: int) -> list[Work]:
         """Returns the works, the longest first. None is planned with more tokens than an engine
         ends in time beside a fair share of all: all engines would not end it sooner."""
+        if not left.kv.size:
+            return []
         tokens = left.tokens.mean(axis=0)
         attention_s = tokens * (left.kv + tokens / 2) * self._step.attention()
         spare_s = max(0.1 * within_s, within_s - float(attention_s.sum()) / engines)

@@ -13,6 +13,7 @@ from bench.fold.packing import Packer
 from bench.fold.plan import Left, Plan, fewest
 from bench.fold.policy import Account
 from bench.fold.rollout import Arm, Folded, rolled_out
+from bench.fold.table import Line, table
 from seer_sgl.sim.config import EngineConfig
 from seer_sgl.sim.variants import Scenario
 from seer_sgl.traces.trace import Responses
@@ -123,3 +124,47 @@ def test_the_bound_grows_with_the_slack() -> None:
         for slack in (0.0, 0.05, 0.5)
     ]
     assert shares == sorted(shares) and shares[0] >= 0.0 and shares[-1] > 0.2
+
+
+def a_line(name: str, seed: int, arm: Arm | None, wall_s: float, released: float) -> Line:
+    return {
+        "lengths": name,
+        "seed": seed,
+        "arm": None if arm is None else {"slack": arm.slack, "oracle": arm.oracle},
+        "late": wall_s / 100 - 1,
+        "wall_s": wall_s,
+        "released": released,
+        "engines": [(50.0, 3), (80.0, 2)],
+        "migrations": 10 if arm is None else 11,
+        "fetched_tokens": 100 if arm is None else 120,
+        "bound": {"0.02": 0.1},
+    }
+
+
+def two_draws(name: str) -> list[Line]:
+    return [
+        a_line(name, seed, arm, wall_s + seed, released + 0.01 * seed)
+        for seed in (1, 2)
+        for arm, wall_s, released in (
+            (None, 99.0, 0.0),
+            (Arm(slack=0.02), 102.0, 0.04),
+            (Arm(slack=0.02, oracle=True), 101.0, 0.05),
+        )
+    ]
+
+
+def test_the_table_has_mean_and_range_of_the_draws() -> None:
+    *_, row = table(two_draws("qwen2-vl-72b")).splitlines()
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == [
+        "qwen2-vl-72b",
+        "2 %",
+        "2",
+        "10.0 % (10.0 to 10.0)",
+        "6.5 % (6.0 to 7.0)",
+        "2.5 % (2.0 to 3.0)",
+        "5.5 % (5.0 to 6.0)",
+        "3.5 % (3.0 to 4.0)",
+        "10.0 % (10.0 to 10.0)",
+        "20.0 % (20.0 to 20.0)",
+    ]
