@@ -37,8 +37,8 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.own_engines
 
 LENGTH, CHUNK = 160, 24
-PROMPTS = moe_prompts(4)
-SAMPLES = 4 * len(PROMPTS)
+SIBLINGS = 4
+FEW, MANY = moe_prompts(4), moe_prompts(16)
 TIES = 2  # of some 600 places of a sample
 NO_POOL = {"backend": "none"}
 NO_DRAFTS: dict[str, Any] = {"scope": "none"}
@@ -56,11 +56,13 @@ class After(Returns):
 
 
 class Engines:
-    """Two running engines, on which rollouts follow each other."""
+    """Two running engines, on which rollouts of the same prompts follow each other."""
 
-    def __init__(self, config: dict[str, Any], fleet: Fleet) -> None:
+    def __init__(self, config: dict[str, Any], fleet: Fleet, prompts: list[dict[str, Any]]) -> None:
         self._config = config
         self._fleet = fleet
+        self.prompts = prompts
+        self.samples = SIBLINGS * len(prompts)
 
     @property
     def urls(self) -> list[str]:
@@ -84,26 +86,26 @@ class Engines:
     async def roll(
         self, placement: AlwaysElsewhere | None = None, history: Path | None = None, **more: Any
     ) -> tuple[Samples, Any]:
-        """Returns the samples of PROMPTS and the report."""
+        """Returns the samples and the report."""
         async with self.opened(placement, history, **more) as rollout:
-            return await rolled(rollout), rollout.report()
+            return await self.rolled(rollout), rollout.report()
+
+    async def rolled(self, rollout: Rollout, observers: Sequence[Observer] = ()) -> Samples:
+        """Returns the samples of a rollout that is open."""
+        groups = [group async for group in rollout.run(self.prompts, observers)]
+        return by_key([sample for group in groups for sample in group.samples])
 
     async def roll_preempted(self, history: Path | None) -> tuple[Samples, Any]:
         """Rolls out; the engines preempt all their requests again and again."""
         async with self.opened(None, history) as rollout:
             seen = After()
-            rolling = asyncio.create_task(rolled(rollout, [seen]))
+            rolling = asyncio.create_task(self.rolled(rollout, [seen]))
             for chunks in range(4, 60, 6):
                 await until(lambda: rolling.done() or seen.chunks >= chunks)  # noqa: B023
                 for url in self.urls:
                     await asyncio.to_thread(post, f"{url}/pause_generation", mode="retract")
                     await asyncio.to_thread(post, f"{url}/continue_generation", rid="")
             return await rolling, rollout.report()
-
-
-async def rolled(rollout: Rollout, observers: Sequence[Observer] = ()) -> Samples:
-    groups = [group async for group in rollout.run(PROMPTS, observers)]
-    return by_key([sample for group in groups for sample in group.samples])
 
 
 @contextlib.asynccontextmanager
@@ -115,6 +117,7 @@ async def engines(
     *,
     entry: str = "leave_to_sglang",
     tokens: int = 8192,
+    prompts: list[dict[str, Any]] = MANY,
 ) -> AsyncIterator[Engines]:
     """Starts two engines with a plugin of tests/e2e/moe.py. `tokens`: KV tokens of each."""
     for name, value in environment(folder / "plugin", "moe", f"tests.e2e.moe:{entry}").items():
@@ -126,10 +129,10 @@ async def engines(
         "kv_pool": pool,
         "draft": draft,
         "sampling": sampling,
-        "rollout": {"seed": 11, "n_samples_per_prompt": 4},
+        "rollout": {"seed": 11, "n_samples_per_prompt": SIBLINGS},
     }
     async with open_fleet(parse(config).fleet, folder / "logs", PATIENT) as fleet:
-        yield Engines(config, fleet)
+        yield Engines(config, fleet, prompts)
 
 
 def assert_same_tokens(whole: Samples, parts: Samples) -> None:
@@ -222,9 +225,9 @@ async def test_moved_drafted_and_preempted_requests_have_the_rows_of_undivided_o
     stored = tmp_path / "pool"
     stored.mkdir()
     pool = pooled("file", directory=str(stored))
-    async with engines(tmp_path, monkeypatch, pool, TREES, tokens=1536) as it:
+    async with engines(tmp_path, monkeypatch, pool, TREES, tokens=1536, prompts=FEW) as it:
         whole, plain = await it.roll(divide=False)
-        assert plain["chunks"] == plain["samples"] == SAMPLES
+        assert plain["chunks"] == plain["samples"] == it.samples
         assert_computed_at_once(whole, it.urls[0])
         history = history_of(whole, tmp_path / "history.jsonl")
 
@@ -254,8 +257,11 @@ async def test_every_way_to_move_and_to_draft_leaves_the_rows(
         history = None if draft is NO_DRAFTS else history_of(whole, tmp_path / "history.jsonl")
         for placement in (None, AlwaysElsewhere(fetch=backend != "none")):
             parts, report = await it.roll(placement, history)
-            print(backend, draft, report["cached_tokens"], report["migrations"], report["fetches"])
-            assert not differing(whole, parts)
+            assert len(whole) == it.samples and not differing(whole, parts)
+            ties = sum(
+                int((rows_of(whole[k]) != rows_of(parts[k])).any(axis=2).sum()) for k in whole
+            )
+            print(backend, draft, ties, report["cached_tokens"], report["migrations"])
             assert draft is NO_DRAFTS or accepted_drafts(report) > 200
         assert report["migrations"] > 20
         parts, report = await it.roll_preempted(history)
@@ -304,17 +310,17 @@ async def test_a_weight_update_leaves_the_rows_of_the_tokens_before_it(
                 await until(lambda: seen.chunks >= 40)
                 await rollout.backend.update_weights(update)
 
-            samples, _ = await asyncio.gather(rolled(rollout, [seen]), renew())
-        mixed = [s for s in samples.values() if len(s.weight_spans) > 1]
-        assert len(mixed) >= 4
-        rows: dict[int, dict[str, Any]] = {id(s): {} for s in mixed}
+            samples, _ = await asyncio.gather(it.rolled(rollout, [seen]), renew())
+        assert len(samples) == it.samples
+        rows: dict[tuple[str, int], dict[str, Any]] = {key: {} for key in samples}
         for version, folder in (("new", other), ("default", str(tmp_path / "qwen3-moe"))):
             for url in it.urls:
                 post(f"{url}/flush_cache?timeout=60")
                 post(f"{url}/update_weights_from_disk", model_path=folder)
-            for sample in mixed:
-                rows[id(sample)][version] = prefilled(it.urls[0], sample)
-        for sample in mixed:
-            assert by_version(sample, rows[id(sample)]), sample.weight_spans
-            old, new = rows[id(sample)].values()
+            for key, sample in samples.items():
+                rows[key][version] = prefilled(it.urls[0], sample)
+        for key, sample in samples.items():
+            assert by_version(sample, rows[key]), sample.weight_spans
+            old, new = rows[key].values()
             assert not np.array_equal(old, new)
+        assert sum(len(sample.weight_spans) > 1 for sample in samples.values()) >= 16
