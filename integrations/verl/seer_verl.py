@@ -5,12 +5,15 @@ to a rollout server, which orders and divides the requests among the same SGLang
 veRL's tree changes: `actor_rollout_ref.rollout.agent.agent_loop_manager_class` names the manager.
 """
 
+import base64
+import math
 import os
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
 import aiohttp
+import numpy as np
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager
 from verl.utils import normalize_token_ids
 from verl.utils.rollout_trace import rollout_trace_op
@@ -36,10 +39,6 @@ def server_url(rollout: Rollout) -> str:
     if rollout.name != "sglang":
         raise ValueError(
             f"actor_rollout_ref.rollout.name: {rollout.name}, but seer-sgl is SGLang's"
-        )
-    if rollout.get("enable_rollout_routing_replay"):
-        raise ValueError(
-            "actor_rollout_ref.rollout.enable_rollout_routing_replay: not with seer-sgl"
         )
     return url.rstrip("/")
 
@@ -67,11 +66,43 @@ def body_of(
         limit = min(limit, room)
     logprobs = bool(params.pop("logprobs", False))
     params["max_new_tokens"] = max(0, limit)
-    return {"input_ids": prompt_ids, "sampling_params": params, "return_logprob": logprobs}
+    body = {"input_ids": prompt_ids, "sampling_params": params, "return_logprob": logprobs}
+    if rollout.get("enable_rollout_routing_replay"):
+        body["return_routed_experts"] = True
+    return body
 
 
-def output_of(reply: Mapping[str, Any], logprobs: bool) -> TokenOutput:
-    """Returns a reply of `/generate` as veRL has it. Raises ValueError if it contradicts itself."""
+def experts_shape(config: Any) -> tuple[int, int]:
+    """Returns the layers of a mixture of experts and the experts of a token, as veRL's server reads
+    them from the model's config. Raises ValueError for another model."""
+    from transformers import AutoConfig
+
+    model = config.actor_rollout_ref.model
+    found = AutoConfig.from_pretrained(
+        model.path, trust_remote_code=bool(model.get("trust_remote_code"))
+    )
+    layers, top_k = (
+        getattr(found, name, None) for name in ("num_hidden_layers", "num_experts_per_tok")
+    )
+    if not layers or not top_k:
+        raise ValueError(
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay: the model's config has no "
+            "num_experts_per_tok"
+        )
+    return layers, top_k
+
+
+def output_of(
+    reply: Mapping[str, Any],
+    logprobs: bool,
+    prompt_len: int = 0,
+    experts: tuple[int, int] | None = None,
+) -> TokenOutput:
+    """Returns a reply of `/generate` as veRL has it. Raises ValueError if it contradicts itself.
+
+    experts: layers and experts of a token; then `routed_experts` is int32 [prompt + response - 1,
+    layers, experts].
+    """
     meta, ids = reply["meta_info"], list(reply["output_ids"])
     found = None
     if logprobs:
@@ -79,12 +110,20 @@ def output_of(reply: Mapping[str, Any], logprobs: bool) -> TokenOutput:
         if [entry[1] for entry in entries] != ids:
             raise ValueError(f"request {meta.get('id')}: log probs of other tokens")
         found = [float(entry[0]) for entry in entries]
+    rows = None
+    if experts is not None:
+        rows = np.frombuffer(base64.b64decode(meta["routed_experts"]), np.int32)
+        shape = (prompt_len + len(ids) - 1, *experts)
+        if rows.size != math.prod(shape):
+            raise ValueError(f"request {meta.get('id')}: routed experts of other tokens or layers")
+        rows = rows.reshape(shape)
     version = meta.get("weight_version")
     step = int(version) if isinstance(version, str) and version.isdecimal() else None
     extra = {"global_steps": step, "min_global_steps": step, "max_global_steps": step}
     return TokenOutput(
         token_ids=ids,
         log_probs=found,
+        routed_experts=rows,
         stop_reason=(meta.get("finish_reason") or {}).get("type"),
         num_preempted=meta.get("num_retractions"),
         extra_fields=extra | {"weight_versions": meta.get("weight_versions")},
@@ -100,7 +139,10 @@ class SeerClient(LLMServerClient):
     def __init__(self, config: Any) -> None:
         """config: veRL's, whole. Raises ValueError as `server_url`."""
         super().__init__(config)
-        self._url = server_url(config.actor_rollout_ref.rollout)
+        rollout = config.actor_rollout_ref.rollout
+        self._url = server_url(rollout)
+        replay = rollout.get("enable_rollout_routing_replay")
+        self._experts = experts_shape(config) if replay else None
         self._session: aiohttp.ClientSession | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,7 +178,7 @@ class SeerClient(LLMServerClient):
                 timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
             )
         async with self._session.post(self._url + "/generate", json=body, headers=headers) as reply:
-            return output_of(await _read(reply), body["return_logprob"])
+            return output_of(await _read(reply), body["return_logprob"], len(ids), self._experts)
 
     async def join(self, addresses: list[str]) -> None:
         """Has the server use these SGLang servers (host:port) and no others."""

@@ -1,6 +1,7 @@
 """veRL's own agent loops on a rollout server, and what goes over the wire."""
 
 import asyncio
+import base64
 import inspect
 import json
 import os
@@ -25,6 +26,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from seer_sgl.processes.child import free_port
 from tests.e2e.conftest import ROOT, servers, two_cores, two_urls
+from tests.e2e.moe import LAYERS, TOP_K, moe_model
 from tests.tokenizers.families import FAMILIES
 
 HERE = Path(__file__).parent
@@ -77,7 +79,6 @@ def test_the_limits_are_those_of_verls_server(
         ({"custom": None}, "custom.seer_sgl.url: None is not the address"),
         ({"custom": {"seer_sgl": {"url": "a:1"}}}, "'a:1' is not the address"),
         ({"name": "vllm"}, "rollout.name: vllm"),
-        ({"enable_rollout_routing_replay": True}, "not with seer-sgl"),
     ],
 )
 def test_a_config_that_cannot_work_is_refused(changes: dict[str, Any], line: str) -> None:
@@ -110,9 +111,31 @@ def test_a_prompt_that_does_not_fit_and_images_are_refused() -> None:
         asyncio.run(client.generate("a", prompt_ids=[1], sampling_params={}, image_data=["x"]))
 
 
+def test_routed_experts_are_rows_of_all_tokens_but_the_last() -> None:
+    rows = np.arange(4 * 2 * 3, dtype=np.int32)
+    meta = {"id": "r", "routed_experts": base64.b64encode(rows.tobytes()).decode()}
+    reply = {"output_ids": [7, 8], "meta_info": meta}
+    output = seer_verl.output_of(reply, logprobs=False, prompt_len=3, experts=(2, 3))
+    assert output.routed_experts.shape == (4, 2, 3)
+    assert output.routed_experts.flatten().tolist() == rows.tolist()
+    with pytest.raises(ValueError, match="routed experts of other tokens or layers"):
+        seer_verl.output_of(reply, logprobs=False, prompt_len=4, experts=(2, 3))
+    assert seer_verl.body_of(section(), [1], {}).get("return_routed_experts") is None
+    replayed = section(enable_rollout_routing_replay=True)
+    assert seer_verl.body_of(replayed, [1], {})["return_routed_experts"] is True
+
+
+@pytest.fixture(params=["dense", "experts"])
+def experts(request: pytest.FixtureRequest) -> bool:
+    """Whether the model is a mixture of experts."""
+    return bool(request.param == "experts")
+
+
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """The folder of a tiny random Qwen2. veRL builds its chats from tokens that a Qwen has."""
+def model(tmp_path: Path, experts: bool) -> Path:
+    """The folder of a tiny random Qwen. veRL builds its chats from tokens that a Qwen has."""
+    if experts:
+        return moe_model(tmp_path)
     folder = next(each for each in FAMILIES if each.name == "qwen2").make(tmp_path)
     command = [sys.executable, "-m", "tests.tokenizers.weights", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -120,9 +143,11 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def urls(model: Path, tmp_path: Path) -> Iterator[list[str]]:
+def urls(model: Path, tmp_path: Path, experts: bool) -> Iterator[list[str]]:
     """Two plain engines."""
     urls, flags = two_urls(), ["--model-path", str(model), *FLAGS]
+    if experts:
+        flags.append("--enable-return-routed-experts")
     with servers(urls, [flags] * 2, tmp_path, cores=two_cores()):
         yield urls
 
@@ -161,7 +186,7 @@ def ray_of_this_machine() -> Iterator[Any]:
         ray.shutdown()
 
 
-def config_of(url: str, model: Path) -> Any:
+def config_of(url: str, model: Path, experts: bool) -> Any:
     """Returns veRL's default config with the keys of the README."""
     rollout = {
         "name": "sglang",
@@ -172,6 +197,7 @@ def config_of(url: str, model: Path) -> Any:
         "temperature": 0,
         "n": SIBLINGS,
         "agent.num_workers": 2,
+        "enable_rollout_routing_replay": experts,
     }
     keys = [f"actor_rollout_ref.rollout.{key}={value}" for key, value in rollout.items()]
     keys += [
@@ -200,9 +226,9 @@ def metric(url: str, name: str) -> float:
 
 
 def test_verls_agent_loops_get_the_samples_of_its_engines(
-    urls: list[str], server: str, model: Path, ray_of_this_machine: Any
+    urls: list[str], server: str, model: Path, experts: bool, ray_of_this_machine: Any
 ) -> None:
-    config, ray = config_of(server, model), ray_of_this_machine
+    config, ray = config_of(server, model, experts), ray_of_this_machine
     addresses = dict.fromkeys(url.removeprefix("http://") for url in urls)
     balancer = ray.remote(GlobalRequestLoadBalancer).remote(addresses)
     name = config.actor_rollout_ref.rollout.agent.agent_loop_manager_class
@@ -223,7 +249,15 @@ def test_verls_agent_loops_get_the_samples_of_its_engines(
         prompt = found.batch["prompts"][i][prompt_mask].tolist()
         response = found.batch["responses"][i][found.batch["response_mask"][i].bool()].tolist()
         params = {"temperature": 0, "max_new_tokens": LIMIT}
-        alone = post(f"{urls[0]}/generate", {"input_ids": prompt, "sampling_params": params})
+        body = {"input_ids": prompt, "sampling_params": params, "return_routed_experts": experts}
+        alone = post(f"{urls[0]}/generate", body)
         assert response == alone["output_ids"]
+        if experts:
+            text = alone["meta_info"]["routed_experts"]
+            rows = np.frombuffer(base64.b64decode(text), np.int32).reshape(-1, LAYERS, TOP_K)
+            begin = found.batch["prompts"].shape[1] - len(prompt)
+            whole = found.batch["routed_experts"][i][begin:][: len(rows)]
+            assert len(rows) == len(prompt) + len(response) - 1
+            assert np.array_equal(whole.numpy(), rows)
         assert found.batch["rollout_log_probs"][i][: len(response)].max() <= 0
     assert metric(server, "seer_chunks_total") >= 2 * len(raw)
