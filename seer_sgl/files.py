@@ -1,5 +1,6 @@
-"""Appends lines to files atomically: after a disk error a line is complete or absent."""
+"""Files: lines that are appended whole or not at all, and what a file may begin with."""
 
+import codecs
 import contextlib
 import io
 import os
@@ -19,6 +20,12 @@ def append_whole(file: io.FileIO, content: bytes) -> None:
     except OSError:
         file.truncate(size)
         raise
+
+
+def skip_byte_order_mark(file: io.BufferedReader) -> None:
+    """Skips the mark that some editors write at the start of UTF-8, in a file just opened."""
+    if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+        file.read(len(codecs.BOM_UTF8))
 
 
 class FileReserve:

@@ -25,6 +25,7 @@ from seer_sgl.bounds import Int64, Natural, TokenId
 from seer_sgl.config import plain
 from seer_sgl.config.reading import read_tree
 from seer_sgl.errors import ConfigError
+from seer_sgl.files import skip_byte_order_mark
 from seer_sgl.sampling import NEUTRAL, Sampling
 from seer_sgl.traces.slime_dump import IMAGES, SlimeSample, is_dump, read_dump
 from seer_sgl.types import WeightSpan
@@ -99,6 +100,7 @@ def _of_lines(path: Path, wanted: int, draw: random.Random, sampling: Sampling) 
     def keyed() -> Iterator[tuple[float, int, bytes]]:
         nonlocal total
         with path.open("rb") as lines:
+            skip_byte_order_mark(lines)
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     total += 1

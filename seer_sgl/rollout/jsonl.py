@@ -8,6 +8,7 @@ import msgspec
 
 from seer_sgl.config import plain
 from seer_sgl.errors import ConfigError
+from seer_sgl.files import skip_byte_order_mark
 
 T = TypeVar("T")
 
@@ -23,6 +24,7 @@ def read_jsonl(
     empty = True
     try:
         with path.open("rb") as lines:
+            skip_byte_order_mark(lines)
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     place = f"{source}: {path}:{number}"

@@ -53,6 +53,8 @@ def _of_lines(path: Path, source: str) -> Iterator[TracedResponse]:
         if line.failure is not None:
             continue
         group = line.group if line.group_id is None else line.group_id
+        if group is None and line.lengths is not None and line.prompt_ids is None:
+            group = place  # a line is a group
         for index, length in _samples(line, place):
             yield TracedResponse(
                 place=place,

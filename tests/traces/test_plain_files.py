@@ -33,6 +33,16 @@ def test_a_line_is_a_response_or_a_group(tmp_path: Path) -> None:
     assert trace.assumed == []
 
 
+def test_lines_of_lengths_are_a_group_each_and_a_byte_order_mark_is_no_json(
+    tmp_path: Path,
+) -> None:
+    path = lines(tmp_path / "t.jsonl", {"lengths": [5, 6]}, {"lengths": [7, 8]})
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    trace = read_trace(path)
+    assert [lengths for _, _, lengths in shape(trace)] == [[5, 6], [7, 8]]
+    assert not any("no groups" in line for line in trace.assumed)
+
+
 def test_responses_with_one_prompt_are_a_group(tmp_path: Path) -> None:
     line = {"prompt_ids": [1, 2], "response_length": 4}
     path = lines(tmp_path / "t.jsonl", line, {**line, "prompt_ids": [1]}, line)
