@@ -85,14 +85,14 @@ def _tokens(passes: Sequence[PassReport]) -> Iterator[str]:
     worst = max(generated, key=lambda each: each.changed, default=None)
     if worst is None or not worst.changed:
         return
-    altered = [each for each in worst.differences if _is_altered(each)]
+    always = set.intersection(*({each.sample for each in one.differences} for one in generated))
+    altered = [each for each in worst.differences if each.sample in always and _is_altered(each)]
     for each in altered:
         yield (
             f"a changed record: {each.sample}, token {each.position}: the file has {each.recorded},"
             f" the server generates {each.generated}, and {each.agree_after:.0%} of the "
             f"{each.tokens_after} tokens after it are equal; so the file is wrong there"
         )
-    always = set.intersection(*({each.sample for each in one.differences} for one in generated))
     others = [each for each in worst.differences if each not in altered]
     ties = [each for each in others if each.near_tie]
     varying = [each for each in others if not each.near_tie and each.sample not in always]
@@ -106,8 +106,8 @@ def _tokens(passes: Sequence[PassReport]) -> Iterator[str]:
         )
     if varying:
         yield (
-            f"other tokens: {where}; {len(varying)} at no near tie, but another pass generates them"
-            " as recorded: the batch or the prefix cache decides"
+            f"other tokens: {where}; {len(varying)} not known to be near ties, but another pass "
+            "generates them as recorded: the batch or the prefix cache decides"
         )
     if real:
         first = real[0]

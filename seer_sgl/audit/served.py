@@ -74,12 +74,15 @@ def provenance(
     """
     versions: Counter[str] = Counter()
     for sample in samples:
+        left = len(sample.response_ids)
         for span in sample.spans:
-            versions[span.version] += span.tokens
-        versions[""] += len(sample.response_ids) - sum(span.tokens for span in sample.spans)
+            versions[span.version] += min(left, span.tokens)
+            left -= min(left, span.tokens)
+        versions[""] += left
     versions += Counter()  # drops zeros
     other = sum(
-        any(span.version != served.weight_version for span in sample.spans) for sample in samples
+        any(span.tokens and span.version != served.weight_version for span in sample.spans)
+        for sample in samples
     )
     known = sorted(set(digests))
     same = None if served.weights is None or not known else known == [served.weights]

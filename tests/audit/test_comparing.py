@@ -119,6 +119,10 @@ def test_a_limit_holds_for_the_worst_pass_and_for_something_measured() -> None:
         ([], "weights: the samples name no version"),
         ([WeightSpan("v1", 2)], "weights: samples and server have version 'v1'"),
         ([WeightSpan("v0", 1), WeightSpan("v1", 1)], "weights: DIFFERENT: 1 of 1 samples"),
+        (
+            [WeightSpan("v0", 0), WeightSpan("v1", 2)],
+            "weights: samples and server have version 'v1'",
+        ),
     ],
 )
 def test_weights_are_compared_in_one_line(spans: list[WeightSpan], line: str) -> None:
