@@ -19,7 +19,7 @@ from seer_sgl.sim.source import workload_names
 from seer_sgl.sim.variants import Scenario
 
 from .bound import Course, given_back
-from .picture import draw
+from .picture import LANES_OF, SLACK, draw
 from .rollout import Arm, rolled_out
 from .table import Line, table
 
@@ -70,6 +70,8 @@ def main() -> None:
     parser.add_argument("--slacks", nargs="+", type=float, default=SLACKS, help="of the policy")
     parser.add_argument("--picture", type=Path, help="its path, without a suffix")
     options = parser.parse_args()
+    if options.picture and (LANES_OF not in options.only or SLACK not in options.slacks):
+        parser.error(f"--picture: shows {LANES_OF} with a slack of {SLACK}: simulate it too")
     arms = [Arm(slack=slack, oracle=known) for slack in options.slacks for known in (False, True)]
     found = {(line["lengths"], line["seed"], str(line["arm"])): line for line in read(options.file)}
     with options.file.open("a") as file:

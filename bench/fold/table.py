@@ -46,8 +46,9 @@ def table(lines: Sequence[Line]) -> str:
         plain = {line["seed"]: line for line in own if line["arm"] is None}
         known, likely = by_slack(own, True), by_slack(own, False)
         for slack, each in likely.items():
-            bound = [plain[line["seed"]]["bound"][str(slack)] for line in each]
-            cells = [name, f"{100 * slack:.0f} %", str(len(each)), percent(bound)]
+            bound = [plain[line["seed"]]["bound"].get(str(slack)) for line in each]
+            cells = [name, f"{100 * slack:.0f} %", str(len(each))]
+            cells.append("" if None in bound else percent(bound))
             for arms in (known.get(slack, []), each):
                 cells += [
                     percent([line[key] for line in arms]) if arms else ""
