@@ -1,4 +1,4 @@
-"""veRL's agent loops on `seer-sgl serve`: a client, and a manager that puts it in place.
+"""veRL's agent loops on `seer-sgl serve`: a client, and the managers that put it in place.
 
 veRL 0.9.1 starts the SGLang servers and updates their weights as before; only its `generate` goes
 to a rollout server, which orders and divides the requests among the same SGLang servers. Nothing in
@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping
 from http import HTTPStatus
+from operator import attrgetter
 from typing import Any
 
 import aiohttp
@@ -24,14 +25,15 @@ from verl.workers.rollout.replica import TokenOutput
 SECTION = "actor_rollout_ref.rollout.custom.seer_sgl"
 ADMIN_KEY, KEY = "SEER_SGL_ADMIN_KEY", "SEER_SGL_SERVER_KEY"
 SESSION_HEADER = "X-SMG-Routing-Key"  # the conversation of a request
-Rollout = Any  # veRL's section actor_rollout_ref.rollout: an OmegaConf DictConfig
+Config = Any  # veRL's, whole: an OmegaConf DictConfig
 
 
-def server_url(rollout: Rollout) -> str:
+def server_url(config: Config) -> str:
     """Returns the address of the rollout server in veRL's config.
 
     Raises ValueError if there is none, or if the config asks for what the server cannot do.
     """
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     section = (rollout.get("custom") or {}).get("seer_sgl") or {}
     url = section.get("url")
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
@@ -40,47 +42,65 @@ def server_url(rollout: Rollout) -> str:
         raise ValueError(
             f"actor_rollout_ref.rollout.name: {rollout.name}, but seer-sgl is SGLang's"
         )
+    lora = model.get("lora") or {}
+    for key, rank in (("lora_rank", model.get("lora_rank")), ("lora.rank", lora.get("rank"))):
+        if rank and not lora.get("merge"):
+            raise ValueError(
+                f"actor_rollout_ref.model.{key}: {rank}, but seer-sgl samples without an adapter; "
+                "set actor_rollout_ref.model.lora.merge"
+            )
     return url.rstrip("/")
 
 
 def body_of(
-    rollout: Rollout, prompt_ids: list[int], sampling_params: Mapping[str, Any]
+    rollout: Any, context: int, prompt_ids: list[int], sampling_params: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the body of SGLang's `/generate` for a call of veRL's client.
 
-    With the limits of veRL's own server (`SGLangHttpServer.generate`). Raises ValueError if the
-    prompt does not fit.
+    With the limits of veRL's own server (`SGLangHttpServer.generate`). rollout: the section of
+    veRL's config. context: tokens of prompt and response. Raises ValueError if the prompt does not
+    fit.
     """
     params = dict(sampling_params)  # veRL uses its own again
-    room = rollout.max_model_len - len(prompt_ids) - 1 if rollout.max_model_len else None
-    if room is not None and room < 0:
-        raise ValueError(
-            f"{len(prompt_ids)} prompt tokens exceed the context of {rollout.max_model_len}"
-        )
+    room = context - len(prompt_ids) - 1
+    if room < 0:
+        raise ValueError(f"{len(prompt_ids)} prompt tokens exceed the context of {context}")
     limit = params.pop("max_tokens", None)
     limit = params.pop("max_new_tokens", limit)
     if limit is None:
         left = rollout.prompt_length + rollout.response_length - len(prompt_ids)
         limit = min(rollout.response_length, left)
-    if room is not None:
-        limit = min(limit, room)
     logprobs = bool(params.pop("logprobs", False))
-    params["max_new_tokens"] = max(0, limit)
+    params["max_new_tokens"] = max(0, min(limit, room))
     body = {"input_ids": prompt_ids, "sampling_params": params, "return_logprob": logprobs}
     if rollout.get("enable_rollout_routing_replay"):
         body["return_routed_experts"] = True
     return body
 
 
-def experts_shape(config: Any) -> tuple[int, int]:
-    """Returns the layers of a mixture of experts and the experts of a token, as veRL's server reads
-    them from the model's config. Raises ValueError for another model."""
+def model_limits(config: Config) -> tuple[int, tuple[int, int] | None]:
+    """Returns the tokens of a context, and the layers and experts of a token if veRL replays them.
+
+    As veRL's server reads them, from its config and the model's. Raises ValueError if they are not
+    there.
+    """
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    context, replay = rollout.max_model_len, rollout.get("enable_rollout_routing_replay")
+    if context and not replay:
+        return context, None
     from transformers import AutoConfig
 
-    model = config.actor_rollout_ref.model
     found = AutoConfig.from_pretrained(
         model.path, trust_remote_code=bool(model.get("trust_remote_code"))
     )
+    context = context or getattr(found.get_text_config(), "max_position_embeddings", None)
+    if not context:
+        raise ValueError(
+            "actor_rollout_ref.rollout.max_model_len: null, and the model's config has no "
+            "max_position_embeddings"
+        )
+    if not replay:
+        return context, None
     layers, top_k = (
         getattr(found, name, None) for name in ("num_hidden_layers", "num_experts_per_tok")
     )
@@ -89,7 +109,7 @@ def experts_shape(config: Any) -> tuple[int, int]:
             "actor_rollout_ref.rollout.enable_rollout_routing_replay: the model's config has no "
             "num_experts_per_tok"
         )
-    return layers, top_k
+    return context, (layers, top_k)
 
 
 def output_of(
@@ -98,12 +118,16 @@ def output_of(
     prompt_len: int = 0,
     experts: tuple[int, int] | None = None,
 ) -> TokenOutput:
-    """Returns a reply of `/generate` as veRL has it. Raises ValueError if it contradicts itself.
+    """Returns a reply of `/generate` as veRL has it.
 
     experts: layers and experts of a token; then `routed_experts` is int32 [prompt + response - 1,
-    layers, experts].
+    layers, experts]. Raises RuntimeError if the server ended the request before its end, and
+    ValueError if the reply contradicts itself.
     """
     meta, ids = reply["meta_info"], list(reply["output_ids"])
+    finish = meta.get("finish_reason") or {}
+    if finish.get("type") == "abort":
+        raise RuntimeError(f"request {meta.get('id')}: aborted: {finish.get('message')}")
     found = None
     if logprobs:
         entries = meta["output_token_logprobs"]
@@ -112,21 +136,20 @@ def output_of(
         found = [float(entry[0]) for entry in entries]
     rows = None
     if experts is not None:
+        if meta.get("routed_experts") is None:
+            raise ValueError(f"request {meta.get('id')}: the reply has no routed experts")
         rows = np.frombuffer(base64.b64decode(meta["routed_experts"]), np.int32)
         shape = (prompt_len + len(ids) - 1, *experts)
         if rows.size != math.prod(shape):
             raise ValueError(f"request {meta.get('id')}: routed experts of other tokens or layers")
         rows = rows.reshape(shape)
-    version = meta.get("weight_version")
-    step = int(version) if isinstance(version, str) and version.isdecimal() else None
-    extra = {"global_steps": step, "min_global_steps": step, "max_global_steps": step}
     return TokenOutput(
         token_ids=ids,
         log_probs=found,
         routed_experts=rows,
-        stop_reason=(meta.get("finish_reason") or {}).get("type"),
+        stop_reason=finish.get("type"),
         num_preempted=meta.get("num_retractions"),
-        extra_fields=extra | {"weight_versions": meta.get("weight_versions")},
+        extra_fields={"weight_versions": meta.get("weight_versions")},
     )
 
 
@@ -136,13 +159,13 @@ class SeerClient(LLMServerClient):
     The n requests of a prompt have equal ids, by which the server knows that they are siblings.
     """
 
-    def __init__(self, config: Any) -> None:
-        """config: veRL's, whole. Raises ValueError as `server_url`."""
+    def __init__(self, config: Config, server: Any) -> None:
+        """server: a Ray handle of one of veRL's SGLang servers, which knows the step of the
+        weights. Raises ValueError as `server_url` and `model_limits`."""
         super().__init__(config)
-        rollout = config.actor_rollout_ref.rollout
-        self._url = server_url(rollout)
-        replay = rollout.get("enable_rollout_routing_replay")
-        self._experts = experts_shape(config) if replay else None
+        self._url = server_url(config)
+        self._context, self._experts = model_limits(config)
+        self._server = server
         self._session: aiohttp.ClientSession | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -164,21 +187,35 @@ class SeerClient(LLMServerClient):
     ) -> TokenOutput:
         """Returns the tokens of one turn. request_id: of the conversation.
 
-        What veRL only hands to other servers (`priority`) has no effect. Raises ValueError for what
-        the server cannot do, and RuntimeError if it refuses the request.
+        Without room for a token there are none. What veRL only hands to other servers (`priority`)
+        has no effect. Raises ValueError for what the server cannot do, and RuntimeError if it
+        refuses or aborts the request.
         """
         if image_data or video_data or audio_data:
             raise ValueError("seer-sgl takes the text prompts of veRL only")
         ids = normalize_token_ids(prompt_ids)
-        body = body_of(self.config.actor_rollout_ref.rollout, ids, sampling_params)
-        headers = {SESSION_HEADER: str(request_id)}
-        headers |= _token(os.environ.get(KEY))
+        body = body_of(self.config.actor_rollout_ref.rollout, self._context, ids, sampling_params)
+        if body["sampling_params"]["max_new_tokens"]:
+            output = await self._turn(str(request_id), body)
+        else:  # SGLang's reply would have the log prob of a token that is not there
+            log_probs = [] if body["return_logprob"] else None
+            output = TokenOutput(token_ids=[], log_probs=log_probs, stop_reason="length")
+        # No weights change during a rollout, so that every server has the same step.
+        step = await self._server.__ray_call__.remote(fn=attrgetter("global_steps"))
+        steps = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), step)
+        output.extra_fields = output.extra_fields | steps
+        return output
+
+    async def _turn(self, conversation: str, body: dict[str, Any]) -> TokenOutput:
+        """Has the rollout server generate a turn. Raises as `generate`."""
+        headers = {SESSION_HEADER: conversation} | _token(os.environ.get(KEY))
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
             )
         async with self._session.post(self._url + "/generate", json=body, headers=headers) as reply:
-            return output_of(await _read(reply), body["return_logprob"], len(ids), self._experts)
+            found = await _read(reply)
+        return output_of(found, body["return_logprob"], len(body["input_ids"]), self._experts)
 
     async def join(self, addresses: list[str]) -> None:
         """Has the server use these SGLang servers (host:port) and no others."""
@@ -206,15 +243,47 @@ def _token(token: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-class SeerAgentLoopManager(AgentLoopManager):
-    """veRL's manager, whose agent loops generate on a rollout server.
+class _OnRolloutServer:
+    """What makes a manager of veRL one whose agent loops generate on a rollout server.
 
     It hands the addresses of veRL's SGLang servers to the server, and `SeerClient` to its workers.
     """
 
+    use_v1: bool  # of the trainer whose manager it is
+    config: Config
+    llm_client: LLMServerClient
+
     async def _init_agent_loop_workers(self) -> None:
-        balancer = self.llm_client._load_balancer
-        addresses = await balancer.get_all_servers.remote()
-        self.llm_client = SeerClient(self.config)
+        """Raises ValueError for a config that is not for this manager, and as `SeerClient`."""
+        trainer = self.config.trainer
+        if bool(trainer.use_v1) != self.use_v1:
+            raise ValueError(
+                "actor_rollout_ref.rollout.agent.agent_loop_manager_class: "
+                f"{type(self).__name__} is for trainer.use_v1={self.use_v1}"
+            )
+        if self.use_v1 and trainer.v1.trainer_mode != "sync":
+            raise ValueError(f"trainer.v1.trainer_mode: {trainer.v1.trainer_mode}, only sync works")
+        addresses = await self.llm_client._load_balancer.get_all_servers.remote()
+        name, server = await self.llm_client._acquire_server("seer_sgl")
+        self.llm_client._release_server(name, "seer_sgl")
+        self.llm_client = SeerClient(self.config, server)
         await self.llm_client.join(list(addresses))
         await super()._init_agent_loop_workers()
+
+
+class SeerAgentLoopManager(_OnRolloutServer, AgentLoopManager):
+    """The manager of veRL's legacy trainer (`trainer.use_v1=False`)."""
+
+    use_v1 = False
+
+
+try:
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
+except ImportError:  # without TransferQueue there is only the legacy trainer
+    pass
+else:
+
+    class SeerAgentLoopManagerTQ(_OnRolloutServer, AgentLoopManagerTQ):
+        """The manager of veRL's default trainer, whose workers write to its TransferQueue."""
+
+        use_v1 = True
