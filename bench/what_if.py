@@ -52,11 +52,6 @@ def write_csv(groups: Sequence[Responses], path: Path) -> None:
     path.write_text("\n".join(rows) + "\n")
 
 
-def text(value: object) -> str:
-    """Returns a value as YAML reads it, which takes 1e-06 for a word."""
-    return f"{value:f}" if isinstance(value, float) else json.dumps(value)
-
-
 def ask(name: str, out: Path) -> None:
     """Writes the answer about one set of lengths."""
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +64,7 @@ def ask(name: str, out: Path) -> None:
             request = WhatIfRequest(
                 traces=[CPU_LENGTHS / f"lengths-{seed}.jsonl" for seed in SEEDS],
                 overrides=[
-                    *(f"engine.{key}={text(value)}" for key, value in engine.items()),
+                    *(f"engine.{key}={json.dumps(value)}" for key, value in engine.items()),
                     f"workload.lengths.max={CPU_LIMIT}",
                 ],
                 engines=CPU_ENGINES.count,

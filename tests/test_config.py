@@ -60,6 +60,13 @@ def test_a_file_and_overrides(base: Path) -> None:
     assert config.sampling.temperature == 1.0
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("3e-2", 0.03), ("1E-1", 0.1), ("5e-1", 0.5), ("0.25", 0.25)]
+)
+def test_a_number_needs_no_point(base: Path, text: str, value: float) -> None:
+    assert load(base, [f"sampling.temperature={text}"]).sampling.temperature == value
+
+
 def test_token_ids_may_be_keys(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("model: {path: m}\nsampling: {logit_bias: {5: 1.5}}")

@@ -1,5 +1,6 @@
 """A bounded YAML loader: any text gives plain values or BadYaml, in little time and memory."""
 
+import re
 from typing import Any
 
 import yaml
@@ -52,6 +53,12 @@ class _Loader(yaml.SafeLoader):
             raise BadYaml(f"a number of {len(node.value)} characters", line)
         self._sizes.setdefault(node, self._nodes - before)
         return node
+
+
+# YAML 1.2's numbers without a point, such as 1e-6, which PyYAML takes for words.
+_Loader.add_implicit_resolver(
+    NUMBERS[1], re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+\Z"), list("-+0123456789")
+)
 
 
 def load(text: str) -> tuple[yaml.Node | None, Any]:
