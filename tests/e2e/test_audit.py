@@ -58,14 +58,17 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         yield urls
 
 
-async def rolled_out(url: str, folder: Path, **sampling: Any) -> Lines:
+async def rolled_out(
+    url: str, folder: Path, prompts: Lines | None = None, model: Path = MODEL, **sampling: Any
+) -> Lines:
     """Writes samples.jsonl and report.json of a divided rollout; returns its lines."""
     sampling = {"max_response_len": LONGEST, **sampling}
-    settings = {"max_prompts": PROMPTS, "n_samples_per_prompt": N}
-    config = external([url], sampling=sampling, rollout=settings)
+    config = external([url], sampling=sampling, rollout={"n_samples_per_prompt": N})
+    config["model"]["path"] = str(model)
     writer = SampleWriter(folder / "samples.jsonl")
     async with Rollout(config) as rollout:
-        async for _ in rollout.run(rollout.read_prompts(HELD_OUT)[:PROMPTS], [writer]):
+        asked = prompts or rollout.read_prompts(HELD_OUT)[:PROMPTS]
+        async for _ in rollout.run(asked, [writer]):
             pass
         (folder / "report.json").write_text(json.dumps(rollout.report()))
     writer.close()
@@ -73,30 +76,12 @@ async def rolled_out(url: str, folder: Path, **sampling: Any) -> Lines:
 
 
 @pytest.fixture
-def half(tmp_path: Path) -> Iterator[str]:
-    """The URL of an engine in bfloat16 without determinism, whose output is chaotic."""
-    flags = [*HALF]
-    flags[1] = str(moe_model(tmp_path))
-    urls = two_urls()[:1]
-    with servers(urls, [flags], tmp_path):
-        yield urls[0]
-
-
-async def moe_rolled_out(url: str, folder: Path) -> Lines:
-    """Writes the samples of a greedy rollout with all requests in flight together."""
-    config = external(
-        [url],
-        sampling={"max_response_len": 200, "temperature": 0.0, "ignore_eos": True},
-        rollout={"n_samples_per_prompt": 1},
-    )
-    config["model"]["path"] = str(folder / "qwen3-moe")
-    writer = SampleWriter(folder / "samples.jsonl")
-    async with Rollout(config) as rollout:
-        async for _ in rollout.run(moe_prompts(32), [writer]):
-            pass
-        (folder / "report.json").write_text(json.dumps(rollout.report()))
-    writer.close()
-    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+def experts(tmp_path: Path) -> Iterator[str]:
+    """The URL of an engine in bfloat16 without determinism, with a mixture of experts whose output
+    is chaotic."""
+    (url,) = two_urls()[:1]
+    with servers([url], [["--model-path", str(moe_model(tmp_path)), *HALF[2:]]], tmp_path):
+        yield url
 
 
 def audit(url: str, folder: Path, lines: Lines, *options: str) -> Audited:
@@ -189,7 +174,6 @@ async def test_weights_of_a_training_step_before_are_named(
         found = audit(engines[0], tmp_path, lines, "--fail", "versions=0")
     finally:
         load_weights(engines[0], MODEL, "default")
-    print(found.output)
     assert found.status == 1
     assert found.report["weights"]["same_digest"] is False
     assert found.findings.startswith("other weights: 16 of 16 samples")
@@ -218,9 +202,16 @@ async def test_half_precision_is_told_from_a_wrong_record(
     assert altered.findings.startswith("single log probabilities: 1 of ")
 
 
-async def test_answers_that_depend_on_the_batch_are_named(half: str, tmp_path: Path) -> None:
-    lines = await moe_rolled_out(half, tmp_path)
-    found = audit(half, tmp_path, lines, "--set", "temperature=0", "--fail", "changed=0")
-    print(found.output)
+async def test_answers_that_depend_on_the_batch_are_named(experts: str, tmp_path: Path) -> None:
+    lines = await rolled_out(
+        experts,
+        tmp_path,
+        moe_prompts(8),
+        tmp_path / "qwen3-moe",
+        max_response_len=200,
+        temperature=0.0,
+        ignore_eos=True,
+    )
+    found = audit(experts, tmp_path, lines, "--set", "temperature=0", "--fail", "changed=0")
     assert found.status == 1
     assert "the server's own answers depend on the batch" in found.findings
