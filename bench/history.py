@@ -19,8 +19,7 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from bench.reasoner.batches import Graded
-from bench.reasoner.reward import reward
+from bench.reasoner.batches import Graded, graded
 from bench.reasoner.updates import update
 from seer_sgl.benchmark.arms import ARMS, SEER, Arm
 from seer_sgl.benchmark.config import BenchConfig, load_bench
@@ -79,12 +78,7 @@ def roll_out(config: BenchConfig, seeds: Sequence[int], folder: Path) -> list[Gr
         command = [sys.executable, "-m", "seer_sgl", "rollout", *words]
         subprocess.run(command, stdout=log, stderr=log, check=True)
     with (folder / "samples.jsonl").open() as file:
-        return [_graded(json.loads(line)) for line in file]
-
-
-def _graded(sample: dict[str, Any]) -> Graded:
-    right = reward(sample["text"], sample["metadata"]["answer"])
-    return Graded(sample["group_id"], sample["prompt_ids"], sample["response_ids"], right)
+        return [graded(json.loads(line)) for line in file]
 
 
 async def compare(config: BenchConfig, out: Path) -> list[Measurement]:

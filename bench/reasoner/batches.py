@@ -1,9 +1,11 @@
 """The batches of policy-gradient updates: samples with rewards and advantages. Pure."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from bench.reasoner.reward import reward
 
 GROUPS_PER_UPDATE = 4  # as in integrations/openrlhf/tests/reasoner/grpo.py, like the rate
 TOKENS_AT_ONCE = 8192
@@ -16,6 +18,12 @@ class Graded(NamedTuple):
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
     reward: float
+
+
+def graded(sample: Mapping[str, Any]) -> Graded:
+    """Returns a line of samples.jsonl with the reward of its text."""
+    right = reward(sample["text"], sample["metadata"]["answer"])
+    return Graded(sample["group_id"], sample["prompt_ids"], sample["response_ids"], right)
 
 
 def advantages(samples: Sequence[Graded]) -> list[float]:

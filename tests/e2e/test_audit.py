@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bench.reasoner.batches import Graded
-from bench.reasoner.reward import reward
+from bench.reasoner.batches import graded
 from bench.reasoner.updates import update
 from seer_sgl import Rollout
 from seer_sgl.rollout.samples import SampleWriter
@@ -152,16 +151,7 @@ async def test_altered_records_are_named(engines: list[str], tmp_path: Path) -> 
 
 def trained(lines: Lines, folder: Path) -> Path:
     """Writes the reasoner after one optimizer step of GRPO on samples."""
-    graded = [
-        Graded(
-            line["group_id"],
-            line["prompt_ids"],
-            line["response_ids"],
-            reward(line["text"], line["metadata"]["answer"]),
-        )
-        for line in lines
-    ]
-    assert update(MODEL, graded, 1, folder) > 0
+    assert update(MODEL, list(map(graded, lines)), 1, folder) > 0
     return folder
 
 
