@@ -7,7 +7,9 @@ table (table.py), and draws a picture (picture.py) if it is told where.
 """
 
 import argparse
+import itertools
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from seer_sgl.sim.source import workload_names
 from seer_sgl.sim.variants import Scenario
 
 from .bound import Course, given_back
-from .picture import LANES_OF, SLACK, draw
+from .picture import LANES_OF, SLACK, draw, has_lanes
 from .rollout import Arm, rolled_out
 from .table import Line, table
 
@@ -54,6 +56,22 @@ def drawn(name: str, seed: int) -> Scenario:
     return SimRequest(workload=name, overrides=[f"workload.lengths.seed={seed}"]).open()
 
 
+def rollouts(name: str, seed: int, arms: Sequence[Arm], there: Sequence[Line]) -> Iterator[Line]:
+    """Simulates and yields the rollouts of a draw that are not there yet."""
+    own = [line for line in there if (line["lengths"], line["seed"]) == (name, seed)]
+    plain = next((line for line in own if line["arm"] is None), None)
+    had = [line["arm"] for line in own]
+    left = [arm for arm in arms if msgspec.to_builtins(arm) not in had]
+    if plain is not None and not left:
+        return
+    scenario = drawn(name, seed)
+    if plain is None:
+        plain = {"lengths": name, "seed": seed, **not_folded(scenario)}
+        yield plain
+    for arm in left:
+        yield {"lengths": name, "seed": seed, **folded(scenario, arm, plain["wall_s"])}
+
+
 def read(path: Path) -> list[Line]:
     """Returns the rollouts of a file, none if there is no file."""
     lines = path.read_text().splitlines() if path.exists() else []
@@ -65,30 +83,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     names = [*workload_names(), *(shape.__name__ for shape in SHAPES), CPU]
     parser.add_argument("file", type=Path, help="of JSON lines")
-    parser.add_argument("--only", nargs="*", choices=names, default=names, help="these lengths")
+    parser.add_argument(
+        "--only", nargs="*", choices=names, default=names, help="these lengths, or none"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="draws of lengths")
     parser.add_argument("--slacks", nargs="+", type=float, default=SLACKS, help="of the policy")
     parser.add_argument("--picture", type=Path, help="its path, without a suffix")
     options = parser.parse_args()
-    if options.picture and (LANES_OF not in options.only or SLACK not in options.slacks):
+    there = read(options.file)
+    simulated = LANES_OF in options.only and SLACK in options.slacks
+    if options.picture and not simulated and not has_lanes(there):
         parser.error(f"--picture: shows {LANES_OF} with a slack of {SLACK}: simulate it too")
     arms = [Arm(slack=slack, oracle=known) for slack in options.slacks for known in (False, True)]
-    found = {(line["lengths"], line["seed"], str(line["arm"])): line for line in read(options.file)}
     with options.file.open("a") as file:
-        for name, seed in ((name, seed) for name in options.only for seed in options.seeds):
-            scenario = drawn(name, seed)
-            for arm in (None, *arms):
-                key = name, seed, str(msgspec.to_builtins(arm))
-                if key in found:
-                    continue
-                plain = found.get((name, seed, "None"))
-                figures = (
-                    folded(scenario, arm, plain["wall_s"])
-                    if arm and plain
-                    else not_folded(scenario)
-                )
-                found[key] = {"lengths": name, "seed": seed, **figures}
-                print(json.dumps(found[key]), file=file, flush=True)
+        for name, seed in itertools.product(options.only, options.seeds):
+            for line in rollouts(name, seed, arms, there):
+                print(json.dumps(line), file=file, flush=True)
     lines = read(options.file)
     print(table(lines))
     if options.picture:

@@ -59,6 +59,12 @@ def draw(lines: Sequence[Line], path: Path) -> list[Path]:
         return save(figure, path)
 
 
+def has_lanes(lines: Sequence[Line]) -> bool:
+    """Returns whether the rollouts have one that is shown as lanes."""
+    own = [line for line in lines if line["lengths"] == LANES_OF]
+    return SLACK in by_slack(own, oracle=False)
+
+
 def _shown(lines: Sequence[Line]) -> Line:
     """Returns the rollout without known lengths that gave back most nearly the mean."""
     likely = by_slack(lines, oracle=False)[SLACK]
