@@ -96,7 +96,7 @@ def _tokens(passes: Sequence[PassReport]) -> Iterator[str]:
     others = [each for each in worst.differences if each not in altered]
     ties = [each for each in others if each.near_tie]
     varying = [each for each in others if not each.near_tie and each.sample not in always]
-    real = [each for each in others if each.near_tie is False and each not in varying]
+    real = [each for each in others if each.near_tie is False and each.sample in always]
     unknown = len(others) - len(ties) - len(varying) - len(real)
     where = f"in '{worst.name}' {worst.changed} of {worst.samples} responses differ"
     if ties:

@@ -76,8 +76,9 @@ def provenance(
     for sample in samples:
         left = len(sample.response_ids)
         for span in sample.spans:
-            versions[span.version] += min(left, span.tokens)
-            left -= min(left, span.tokens)
+            tokens = min(left, span.tokens)
+            versions[span.version] += tokens
+            left -= tokens
         versions[""] += left
     versions += Counter()  # drops zeros
     other = sum(
