@@ -33,6 +33,7 @@ RESULTS = (
 )
 LOADS = "sglang.srt.managers.scheduler_components.load_inquirer.SchedulerLoadInquirer"
 COMMUNICATOR = "sglang.srt.managers.communicator.FanOutCommunicator"
+DISPATCHER = "sglang.utils.TypeBasedDispatcher"
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
 HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"

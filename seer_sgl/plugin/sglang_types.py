@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import Queue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Protocol
@@ -73,6 +73,7 @@ class SglReq(Protocol):
     seer_rows: Any  # the KeptRows of routed experts
 
     def finished(self) -> bool: ...
+    def get_fill_ids(self) -> Sequence[int]: ...
     def owned_kv_len(self) -> int: ...
 
 
@@ -205,19 +206,14 @@ class SglRadixCache(Protocol):
     ongoing_backup: Mapping[Any, Any]
     ongoing_prefetch: Mapping[Any, Any]
 
-    def advance_unpublished_req(self, req: SglReq, *, chunked: bool) -> None: ...
     def release_aborted_request(self, handle: Any, /) -> None: ...
 
 
 class SglWeightUpdater(Protocol):
     """sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"""
 
-    scheduler: SglScheduler
     offload_tags: set[str]
     tp_cpu_group: Any  # torch's ProcessGroup
-    _session: object | None
-
-    def _select_runners(self) -> Iterable[tuple[str, SglModelRunner]]: ...
 
 
 class SglScheduler(Protocol):
@@ -232,6 +228,8 @@ class SglScheduler(Protocol):
     result_queue: deque[Any]
     tree_cache: SglRadixCache
     weight_updater: SglWeightUpdater
+    tp_worker: SglTargetWorker
+    req_to_token_pool: SglReqToTokenPool
     server_args: SglServerArgs
 
     def collect_inflight_reqs(self) -> set[SglReq]: ...

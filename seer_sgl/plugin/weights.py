@@ -8,15 +8,16 @@ trainer's `weight_version` or a path is no such name: it only states which weigh
 from __future__ import annotations
 
 import hashlib
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from seer_sgl.kvpool.namespace import weights_name
 
-from .hook import SCHEDULER, UPDATER, Hook
+from .hook import DISPATCHER, SCHEDULER, Hook
 from .pool import PoolPart
-from .sglang_types import SglReq, SglScheduler, SglWeightUpdater
+from .sglang_types import SglReq, SglScheduler
 
 if TYPE_CHECKING:
     import torch
@@ -26,15 +27,8 @@ R = TypeVar("R")
 # Bytes per hash call: SGLang's kernel copies non-contiguous tensors and counts words in 32 bits.
 PART_BYTES = 1 << 28
 
-_MAY_CHANGE_WEIGHTS = (
-    "begin_weight_update",
-    "update_weights_from_disk",
-    "update_weights_from_tensor",
-    "update_weights_from_distributed",
-    "update_weights_from_ipc",
-    "end_weight_update",
-    "resume_memory_occupation",
-)
+# In the names of the messages to a scheduler that may change weights.
+_TOUCHING = re.compile(r"Weight|ResumeMemory|Rpc")
 
 
 class Weights:
@@ -42,6 +36,7 @@ class Weights:
 
     def __init__(self, pool: PoolPart) -> None:
         self.name: str | None = None  # None until the weights are loaded
+        self._scheduler: SglScheduler | None = None  # the same
         self._pool = pool
 
     def hooks(self) -> list[Hook]:
@@ -55,23 +50,12 @@ class Weights:
                 "name.",
                 "SGLang names the loaded weights by a digest.",
             ),
-            *(
-                Hook(
-                    f"{UPDATER}.{call}",
-                    self.weights_touched,
-                    "after",
-                    "SGLang may change the weights in this call, even if it fails half-way; the "
-                    "weights are named again.",
-                    "SGLang names the loaded weights by a digest.",
-                )
-                for call in _MAY_CHANGE_WEIGHTS
-            ),
             Hook(
-                f"{SCHEDULER}.handle_update_weight_version",
-                self.version_named,
+                f"{DISPATCHER}.__call__",
+                self.message_handled,
                 "after",
-                "A trainer that writes into the engine's memory itself ends its update with this "
-                "call; the weights are named again.",
+                "SGLang's scheduler handles every message here; after one that may have changed "
+                "the weights, even one that failed half-way, they are named again.",
                 "SGLang names the loaded weights by a digest.",
             ),
             Hook(
@@ -94,18 +78,17 @@ class Weights:
 
     def weights_loaded(self, result: R, scheduler: SglScheduler) -> R:
         """Hook after `Scheduler.init_weight_updater`: names the weights before any request."""
+        self._scheduler = scheduler
         self.name = _name_of(scheduler)
         return result
 
-    def weights_touched(self, result: R, updater: SglWeightUpdater, *_: object, **__: object) -> R:
-        """Hook after a method of `SchedulerWeightUpdaterManager`, even a failed one."""
-        self._rename(updater.scheduler)
-        return result
+    def message_handled(self, result: R, _: object, obj: object) -> R:
+        """Hook after `TypeBasedDispatcher.__call__`: names the weights again if need be.
 
-    def version_named(self, result: R, scheduler: SglScheduler, *_: object, **__: object) -> R:
-        """Hook after `Scheduler.handle_update_weight_version`: names the weights that a trainer
-        wrote directly into the engine's memory."""
-        self._rename(scheduler)
+        Also after a trainer's name for weights that it wrote into the engine's memory itself.
+        """
+        if self._scheduler is not None and _TOUCHING.search(type(obj).__name__):
+            self._rename(self._scheduler)
         return result
 
     def name_the_kv(self, scheduler: SglScheduler, req: SglReq, *_: object, **__: object) -> None:
@@ -120,13 +103,14 @@ class Weights:
     def stash_chunk(self, stock: Callable[..., None], scheduler: SglScheduler, req: SglReq) -> None:
         """Hook around `Scheduler.stash_chunked_request`: keeps the KV of an uncached request.
 
-        SGLang caches each chunk of a long prompt. It drops a chunk that may not be cached, and
-        computes it again forever.
+        SGLang caches each chunk of a long prompt. Before 0.5.23 it drops a chunk that may not be
+        cached, and computes it again forever.
         """
-        if self._pool.attached and req.skip_radix_cache_insert:
-            scheduler.tree_cache.advance_unpublished_req(req, chunked=True)
-        else:
-            stock(scheduler, req)
+        stock(scheduler, req)
+        older: Any = req
+        if self._pool.attached and req.skip_radix_cache_insert and hasattr(older, "prefix_indices"):
+            rows = scheduler.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
+            older.prefix_indices = rows[: len(req.get_fill_ids())].long()
 
     def _rename(self, scheduler: SglScheduler) -> None:
         """Updates the name: no request may read KV of the old weights or store mixed KV."""
@@ -153,12 +137,13 @@ def digest(model: torch.nn.Module) -> str:
     Tensors computed from the configuration are left out, as in SGLang's own weight check.
     """
     from sglang.srt.managers.mm_utils import tensor_hash
-    from sglang.srt.utils.weight_checker import _is_skip_weight_check
+    from sglang.srt.utils.weight_checker import _is_non_persistent_buffer_name
 
     hasher = hashlib.blake2b(digest_size=8)
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, tensor in sorted(state.items()):
-        if not _is_skip_weight_check(name, tensor):
+        skipped = getattr(tensor, "_skip_weight_check", False)
+        if not skipped and not _is_non_persistent_buffer_name(name):
             hasher.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}:".encode())
             for part in _parts(tensor.detach()):
                 hasher.update(tensor_hash(part).to_bytes(8, "big"))
@@ -172,6 +157,19 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     yield from tensor.split(max(1, PART_BYTES // tensor[0].nbytes))
 
 
+def _models(scheduler: SglScheduler) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yields the models of this rank, with their roles.
+
+    Before 0.5.21 SGLang has no list of them, and a draft model is left out: its KV may be of other
+    weights, which costs accepted drafts.
+    """
+    select: Any = getattr(scheduler.weight_updater, "_select_runners", None)
+    if select is None:
+        yield "target", scheduler.tp_worker.model_runner.model
+        return
+    yield from ((role, runner.model) for role, runner in select())
+
+
 def _name_of(scheduler: SglScheduler) -> str:
     """Returns the name of the loaded weights. All ranks of an engine must call it together.
 
@@ -182,11 +180,12 @@ def _name_of(scheduler: SglScheduler) -> str:
 
     updater = scheduler.weight_updater
     here: Any
-    if updater._session is not None or "weights" in updater.offload_tags:
+    open_session = getattr(updater, "_session", None)  # since 0.5.21
+    if open_session is not None or "weights" in updater.offload_tags:
         here = uuid.uuid4().hex  # weights are missing: no other request may use this KV
     else:
         torch.get_device_module().synchronize()
-        here = [(role, digest(runner.model)) for role, runner in updater._select_runners()]
+        here = [(role, digest(model)) for role, model in _models(scheduler)]
     ranks: list[Any] = [None] * torch.distributed.get_world_size(group=updater.tp_cpu_group)
     torch.distributed.all_gather_object(ranks, here, group=updater.tp_cpu_group)
     return weights_name(scheduler.model_config.hf_config.to_dict(), ranks)

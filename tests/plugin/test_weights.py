@@ -3,7 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -26,7 +26,7 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     utils = ModuleType("sglang.srt.managers.mm_utils")
     utils.tensor_hash = tensor_hash  # type: ignore[attr-defined]
     checker = ModuleType("sglang.srt.utils.weight_checker")
-    checker._is_skip_weight_check = lambda name, _: "cos_sin" in name  # type: ignore[attr-defined]
+    checker._is_non_persistent_buffer_name = lambda name: "cos_sin" in name  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, utils.__name__, utils)
     monkeypatch.setitem(sys.modules, checker.__name__, checker)
 
@@ -40,6 +40,8 @@ def model() -> Any:
     module.turned = torch.nn.Parameter(torch.zeros(3, 5).t())
     module.register_buffer("bias_of_experts", torch.zeros(3))
     module.register_buffer("cos_sin_cache", torch.zeros(8), persistent=False)
+    module.register_buffer("counts", torch.zeros(2))
+    module.counts._skip_weight_check = True
     with torch.no_grad():
         module.layer.weight.copy_(torch.arange(24.0).reshape(4, 6))
         module.layer.bias.zero_()
@@ -106,7 +108,6 @@ class Scheduler:
         self.other_rank = [("target", "its digest")]
         runner = SimpleNamespace(model=self.model)
         self.weight_updater = SimpleNamespace(
-            scheduler=self,
             _session=None,
             offload_tags=set(),
             tp_cpu_group="group",
@@ -118,7 +119,7 @@ class Scheduler:
         self.running: list[Any] = []
         self.chunked_req: Any = None
         self.released: list[Any] = []
-        self.advanced: list[Any] = []
+        self.req_to_token_pool = SimpleNamespace(req_to_token=torch.arange(32).reshape(2, 16))
 
     def collect_inflight_reqs(self) -> set[Any]:
         return set(self.running)
@@ -126,15 +127,12 @@ class Scheduler:
     def release_aborted_request(self, handle: Any) -> None:
         self.released.append(handle)
 
-    def advance_unpublished_req(self, req: Any, *, chunked: bool) -> None:
-        assert chunked
-        self.advanced.append(req)
-
-    def update(self, *, other: bool = True) -> None:
-        """Changes the weights in place."""
+    def update(self, message: str = "UpdateWeightFromDiskReqInput", *, other: bool = True) -> None:
+        """Changes the weights in place, and handles a message of this type."""
         if other:
             poke(self.model.layer.weight)
-        assert self.plugin.weights_touched("done", self.weight_updater, "request") == "done"
+        obj = type(message, (), {})()
+        assert self.plugin.message_handled("done", "the dispatcher", obj) == "done"
 
 
 @dataclass(eq=False)
@@ -143,10 +141,21 @@ class Request:
 
     extra_key: str | None = None
     skip_radix_cache_insert: bool = False
+    kv: Any = field(default_factory=lambda: SimpleNamespace(req_pool_idx=1))
+
+    def get_fill_ids(self) -> list[int]:
+        return [7, 8, 9]
 
     @property
     def cache_request_handle(self) -> str:
         return f"handle of {id(self)}"
+
+
+@dataclass(eq=False)
+class Older(Request):
+    """A request of SGLang's before 0.5.23."""
+
+    prefix_indices: Any = ()
 
 
 ATTACHED: Any = "a pool's rank"
@@ -245,18 +254,43 @@ def test_the_same_weights_again_change_nothing(scheduler: Any) -> None:
     queued(scheduler, waiting)
     scheduler.running = [running]
     scheduler.update(other=False)
-    assert scheduler.plugin.version_named("done", scheduler, "request") == "done"
     assert not scheduler.released
     assert not running.skip_radix_cache_insert
 
 
-def test_a_trainers_name_for_weights_it_wrote_itself_is_a_sign_of_an_update(
-    scheduler: Any,
+@pytest.mark.parametrize(
+    "message",
+    [
+        *("BeginWeightUpdateReqInput", "EndWeightUpdateReqInput", "UpdateWeightVersionReqInput"),
+        *("UpdateWeightsFromTensorReqInput", "UpdateWeightsFromIPCReqInput"),
+        *("UpdateWeightsFromDistributedReqInput", "ResumeMemoryOccupationReqInput"),
+        *("CheckWeightsReqInput", "RpcReqInput"),
+    ],
+)
+def test_a_message_that_may_change_weights_is_a_sign_of_an_update(
+    scheduler: Any, message: str
 ) -> None:
     before = scheduler.plugin.name
-    poke(scheduler.model.layer.weight)
-    scheduler.plugin.version_named("done", scheduler, "request")
+    scheduler.update(message)
     assert scheduler.plugin.name != before
+
+
+def test_other_messages_cost_no_digest(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "digest", None)
+    for message in ("TokenizedGenerateReqInput", "AbortReq", "ReleaseMemoryOccupationReqInput"):
+        scheduler.update(message, other=False)
+    Weights(PoolPart()).message_handled("done", "another process's", object())
+
+
+def test_an_sglang_without_a_list_of_models_names_its_target_model(scheduler: Any) -> None:
+    of_a_list = scheduler.plugin.name
+    del scheduler.weight_updater._select_runners
+    del scheduler.weight_updater._session
+    scheduler.tp_worker = SimpleNamespace(model_runner=SimpleNamespace(model=scheduler.model))
+    scheduler.update(other=False)
+    assert scheduler.plugin.name == of_a_list
+    scheduler.update()
+    assert scheduler.plugin.name != of_a_list
 
 
 @pytest.mark.parametrize("state", [{"_session": "open"}, {"offload_tags": {"weights"}}], ids=str)
@@ -277,29 +311,32 @@ def test_weights_that_are_not_all_there_are_nobody_elses_and_not_read(
     assert scheduler.plugin.name == settled
 
 
-def stash(scheduler: Any, req: Request) -> list[Any]:
-    """Returns the requests that SGLang itself stashes."""
+def stash(scheduler: Any, req: Any) -> list[int] | None:
+    """Returns the slots behind which a request goes on after its chunk; None: SGLang's own."""
     stock: list[Any] = []
     scheduler.plugin.stash_chunk(lambda _, req: stock.append(req), scheduler, req)
-    return stock
+    assert stock == [req]
+    rows = getattr(req, "prefix_indices", None)
+    return None if rows is None else list(rows)
 
 
 def test_a_chunk_that_may_not_be_cached_is_not_forgotten(scheduler: Any) -> None:
-    chunked, fresh = Request(), Request()
-    scheduler.chunked_req = chunked
-    scheduler.update()
-    assert stash(scheduler, chunked) == []
-    assert scheduler.advanced == [chunked]
-    assert stash(scheduler, fresh) == [fresh]
+    chunked, fresh, newer = Older(), Older(), Request()
+    for one in (chunked, newer):
+        scheduler.chunked_req = one
+        scheduler.update()
+    assert stash(scheduler, chunked) == [16, 17, 18]
+    assert stash(scheduler, fresh) == []
+    assert stash(scheduler, newer) is None, "SGLang 0.5.23 goes on behind the chunk itself"
 
 
 def test_without_a_pool_requests_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = loaded(monkeypatch, PoolPart())
-    waiting, running, private = Request("mine"), Request(), Request(skip_radix_cache_insert=True)
+    waiting, running, private = Request("mine"), Request(), Older(skip_radix_cache_insert=True)
     before = scheduler.plugin.name
     queued(scheduler, waiting)
     scheduler.running = [running]
     scheduler.update()
     assert scheduler.plugin.name != before, "the driver compares them"
     assert (waiting.extra_key, running.skip_radix_cache_insert) == ("mine", False)
-    assert stash(scheduler, private) == [private]
+    assert stash(scheduler, private) == []
