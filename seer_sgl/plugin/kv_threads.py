@@ -1,7 +1,8 @@
 """SGLang's threads for the KV pool: an error costs one operation, and a dead thread is reported.
 
-Stock SGLang catches nothing in these threads. After an error in the thread of the reads, every
-later read waits for ever, and so does its request.
+SGLang catches nothing in these threads before 0.5.23. After an error in the thread of the reads,
+every later read waits for ever, and so does its request. The calls of the storage backend are
+guarded (watched_store.py).
 """
 
 import contextlib
@@ -11,14 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .hook import CONTROLLER, HYBRID, SCHEDULER, Hook
-from .sglang_types import (
-    SglController,
-    SglPrefetchAck,
-    SglPrefetchOperation,
-    SglScheduler,
-    SglStorageOperation,
-)
+from .hook import SCHEDULER, Hook
+from .sglang_types import SglController, SglScheduler
 
 logger = logging.getLogger(__name__)
 
@@ -28,20 +23,22 @@ STUCK_S = 300.0
 
 
 class KvThreads:
-    """The hooks around the work of the threads, and what they have seen."""
+    """What the threads do and have met: errors, calls under way, their end."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.failures = 0  # operations that ended with an error
         self._clock = clock
-        self._controller: SglController | None = None
         self._ended: dict[str, str] = {}  # by name of a thread of the process: its error
         # Calls of the pool by name and thread: since when.
         self._under_way: dict[tuple[str, int], float] = {}
 
-    @property
-    def broken(self) -> str | None:
-        """Why the engine's KV pool does not work any more; None while it works."""
-        for name, thread in self._threads().items():
+    def broken(self, controller: SglController) -> str | None:
+        """Returns why the engine's KV pool does not work any more; None while it works.
+
+        SGLang does not notice the end of its threads. It replaces and ends them in the thread that
+        asks, never meanwhile.
+        """
+        for name, thread in _threads(controller).items():
             if not thread.is_alive():
                 return f"the KV thread `{name}` ended: {self._ended.get(thread.name, 'no error')}"
         now = self._clock()
@@ -57,37 +54,7 @@ class KvThreads:
 
     def hooks(self) -> list[Hook]:
         """Returns the hooks of this part."""
-        error = "An error of the storage backend would end SGLang's thread"
         return [
-            Hook(
-                f"{HYBRID}._storage_hit_query",
-                self.look_up,
-                "around",
-                f"{error} that looks pages up; it is a miss instead.",
-                "SGLang 0.5.23 survives such an error; older versions are no longer supported.",
-            ),
-            Hook(
-                f"{CONTROLLER}._page_transfer_kv_batch",
-                self.read,
-                "around",
-                f"{error} that reads pages; it is a miss instead.",
-                "SGLang 0.5.23 survives such an error; older versions are no longer supported.",
-            ),
-            Hook(
-                f"{HYBRID}._page_transfer_sidecar",
-                self.read_sidecars,
-                "around",
-                f"{error} that reads pages; the layers with a cache of their own miss instead.",
-                "SGLang 0.5.23 survives such an error; older versions are no longer supported.",
-            ),
-            Hook(
-                f"{HYBRID}._reduce_prefetch_ack",
-                self.agree,
-                "around",
-                "An error would end SGLang's thread that collects the progress of reads; with one "
-                "rank, the progress counts as none instead.",
-                "SGLang 0.5.23 survives such an error; older versions are no longer supported.",
-            ),
             Hook(
                 f"{SCHEDULER}.is_fully_idle",
                 self.idle,
@@ -98,12 +65,8 @@ class KvThreads:
             ),
         ]
 
-    def watch(self, controller: SglController) -> None:
-        """Begins to look whether the threads of a controller run: SGLang does not notice their end.
-
-        SGLang replaces and ends them in the thread that asks for `broken`, never meanwhile.
-        """
-        self._controller = controller
+    def watch(self) -> None:
+        """Begins to remember the errors that end threads of this process."""
         before = threading.excepthook
 
         def ended(error: threading.ExceptHookArgs) -> None:
@@ -113,97 +76,18 @@ class KvThreads:
 
         threading.excepthook = ended
 
-    def _threads(self) -> dict[str, threading.Thread]:
-        """Returns the threads that must run, by the name of their work."""
-        controller = self._controller
-        if controller is None or controller.storage_stop_event.is_set():
-            return {}
-        return {
-            "lookup": controller.prefetch_thread,
-            "read": controller.prefetch_io_aux_thread,
-            "sync": controller.prefetch_sync_thread,
-            "write": controller.backup_thread,
-        }
-
     @contextlib.contextmanager
     def waiting(self, name: str) -> Iterator[None]:
         """Marks a call of the pool as under way. `name`: of the thread that waits for it."""
         call = name, threading.get_ident()
+        if call in self._under_way:  # from another call of the pool
+            yield
+            return
         self._under_way[call] = self._clock()
         try:
             yield
         finally:
             del self._under_way[call]
-
-    def look_up(
-        self,
-        stock: Callable[..., tuple[list[str], int]],
-        controller: SglController,
-        operation: SglPrefetchOperation,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[list[str], int]:
-        """Hook around `_storage_hit_query`: returns the page names found, and their tokens."""
-        with self._guarded("lookup"):
-            return stock(controller, operation, *args, **kwargs)
-        return [], 0
-
-    def read(
-        self,
-        stock: Callable[..., int],
-        controller: SglController,
-        operation: SglPrefetchOperation,
-        *args: Any,
-        **kwargs: Any,
-    ) -> int:
-        """Hook around `_page_transfer_kv_batch`: returns the number of pages read."""
-        with self._guarded("read"):
-            return stock(controller, operation, *args, **kwargs)
-        return 0
-
-    def read_sidecars(
-        self,
-        stock: Callable[..., None],
-        controller: SglController,
-        operation: SglPrefetchOperation,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        """Hook around `_page_transfer_sidecar`: reports a miss of all if SGLang could not report.
-
-        The ranks of an engine must report equally often.
-        """
-        with self._guarded("read"):
-            stock(controller, operation, *args, **kwargs)
-            return
-        from sglang.srt.managers.cache_controller import PrefetchAck
-
-        controller.prefetch_sync_queue.put(
-            PrefetchAck(rid=operation.request_id, operation=operation, pool_hits={})
-        )
-
-    def write(
-        self,
-        stock: Callable[..., None],
-        controller: SglController,
-        operation: SglStorageOperation,
-    ) -> None:
-        """Part of the hook around `_page_backup`: what was written before an error stays."""
-        with self._guarded("write"):
-            stock(controller, operation)
-
-    def agree(
-        self, stock: Callable[..., None], controller: SglController, ack: SglPrefetchAck
-    ) -> None:
-        """Hook around `_reduce_prefetch_ack`. Ranks that disagree would use different KV, so with
-        several ranks the error ends the thread."""
-        if controller.prefetch_completion_sync_groups:
-            stock(controller, ack)
-            return
-        with self._guarded("sync"):
-            stock(controller, ack)
-            return
-        ack.completed_tokens = ack.pool_hits = None
 
     def idle(
         self, stock: Callable[..., bool], scheduler: SglScheduler, *args: Any, **kwargs: Any
@@ -216,8 +100,8 @@ class KvThreads:
         return stock(scheduler, *args, **kwargs)
 
     @contextlib.contextmanager
-    def _guarded(self, name: str) -> Iterator[None]:
-        """Logs an error of the block and continues behind it."""
+    def guarded(self, name: str) -> Iterator[None]:
+        """Logs an error of the block, a call of the pool, and continues behind it."""
         try:
             with self.waiting(name):
                 yield
@@ -230,3 +114,15 @@ class KvThreads:
                     self.failures,
                     error,
                 )
+
+
+def _threads(controller: SglController) -> dict[str, threading.Thread]:
+    """Returns the threads that must run, by the name of their work."""
+    if controller.storage_stop_event.is_set():
+        return {}
+    return {
+        "lookup": controller.prefetch_thread,
+        "read": controller.prefetch_io_aux_thread,
+        "sync": controller.prefetch_sync_thread,
+        "write": controller.backup_thread,
+    }

@@ -101,7 +101,7 @@ class Plugin:
                 contract.POOL,
                 [*kv_waits.hooks(), *self._pool.hooks()],
                 "A request that moves to another engine is computed again.",
-                ["kv_waits", "pool", "pool_rank", "kv_threads", "origin"],
+                ["kv_waits", "pool", "pool_rank", "kv_threads", "watched_store", "origin"],
                 ["digest", *cpu_pages],
             ),
             Ability(
@@ -219,7 +219,7 @@ class Plugin:
             dp_rank=self._dp_rank.number,
             weights=self._weights.name,
             vocab_size=scheduler.model_config.vocab_size,
-            pool=self._pool.report(),
+            pool=self._pool.report(scheduler.tree_cache),
             draft=msgspec.Raw(msgspec.json.encode(self._drafting.report())),
             inexact=off.get(contract.EXACT, inexact),
             work=None if "counters" in off else self._work.report(scheduler),

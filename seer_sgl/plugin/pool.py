@@ -1,31 +1,32 @@
 """HiCache in a pool that engines share: the name of a layout, acknowledgements, release.
 
 Hooks of SGLang's scheduler process. A rank has one PoolRank (pool_rank.py) once a storage backend
-is attached.
+is created.
 """
 
 import os
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from seer_sgl.kvpool.hicache import NAMESPACE
 from seer_sgl.kvpool.namespace import KvLayout
 from seer_sgl.link import messages
 from seer_sgl.link.contract import PoolReport
 
-from .hook import CONTROLLER, HYBRID, KV_ROWS, SCHEDULER, Hook
+from .hook import KV_ROWS, SCHEDULER, STORES, Hook
 from .kv_threads import KvThreads
 from .pool_rank import PoolRank
 from .sglang_types import (
-    SglController,
+    SglHostPool,
     SglRadixCache,
     SglReq,
     SglScheduleBatch,
     SglScheduler,
     SglStorageConfig,
-    SglStorageOperation,
+    SglWatchedStore,
 )
+from .watched_store import Watch, watched
 
 R = TypeVar("R")
 
@@ -46,7 +47,7 @@ class PoolPart:
         """True if this engine stores KV in a pool."""
         return self._rank is not None
 
-    def report(self) -> PoolReport | None:
+    def report(self, tree: SglRadixCache) -> PoolReport | None:
         """Returns the pool's part of the plugin's report; None without a pool."""
         if self._rank is None:
             return None
@@ -54,7 +55,7 @@ class PoolPart:
         return PoolReport(
             namespace,
             self._rank.kv_bytes_per_token,
-            broken=self._threads.broken,
+            broken=self._threads.broken(tree.cache_controller),
             failures=self._threads.failures,
         )
 
@@ -62,36 +63,14 @@ class PoolPart:
         """Returns the hooks of this part."""
         return [
             Hook(
-                f"{CONTROLLER}._generate_storage_config",
-                name_the_layout,
-                "after",
-                "SGLang's page keys do not contain the layout of the KV; it becomes part of the "
-                "model's name, so that engines share pages only if they can read them.",
-                "SGLang puts dtype, layout, page size and ranks of the KV into its page keys.",
-            ),
-            Hook(
-                f"{HYBRID}.attach_storage_backend",
-                self.join,
-                "after",
-                "SGLang has connected this rank to the pool; the rank's bookkeeping starts.",
-                "SGLang acknowledges writes to the pool.",
-            ),
-            Hook(
-                f"{HYBRID}._page_backup",
-                self.write_pages,
+                f"{STORES}.create_backend",
+                self.open_store,
                 "around",
-                "SGLang answers a request before its KV is in the pool, and an error would end its "
-                "thread that writes; the end of each write triggers the acknowledgement to the "
-                "driver.",
-                "SGLang acknowledges writes to the pool, and survives their errors.",
-            ),
-            Hook(
-                f"{CONTROLLER}._page_transfer",
-                self.pages_fetched,
-                "around",
-                "SGLang reads pages from the pool here; the time is measured for the driver's "
-                "choice between fetching and recomputing.",
-                "`/v1/loads` has the tokens and the time of pool reads.",
+                "SGLang's page keys lack the layout of the KV, and its threads report no end of a "
+                "write, no time of a read, and die of an error; the layout becomes part of the "
+                "model's name, and the backend's calls are watched.",
+                "A plugin can register a backend under a name of its own, for every way of storing "
+                "pages.",
             ),
             Hook(
                 f"{SCHEDULER}.run_batch",
@@ -128,35 +107,46 @@ class PoolPart:
             *self._threads.hooks(),
         ]
 
-    def join(self, result: R, controller: SglController, *_: object, **__: object) -> R:
-        """Hook after `HybridCacheController.attach_storage_backend`: creates the PoolRank."""
-        self._threads.watch(controller)
-        self._rank = PoolRank(
-            controller, layout_of(controller, controller.storage_config), self._threads
-        )
-        return result
-
-    def write_pages(
+    def open_store(
         self,
-        stock: Callable[..., None],
-        controller: SglController,
-        operation: SglStorageOperation,
-    ) -> None:
-        """Hook around `HybridCacheController._page_backup`: passes on the last page written."""
-        self._threads.write(stock, controller, operation)
-        if self._rank is not None and operation.hash_value:
-            self._rank.written(operation.hash_value[-1])
+        stock: Callable[..., R],
+        factory: type,
+        backend_name: str,
+        storage_config: SglStorageConfig,
+        mem_pool_host: SglHostPool,
+        **kwargs: object,
+    ) -> R:
+        """Hook around `StorageBackendFactory.create_backend`: watches the backend's calls.
 
-    def pages_fetched(
-        self, stock: Callable[..., int], controller: SglController, operation: object
-    ) -> int:
-        """Hook around `HiCacheController._page_transfer`: measures the rate of pool reads."""
-        began = time.monotonic()
-        pages = stock(controller, operation)
-        tokens = pages * controller.page_size
-        if self._rank is not None and tokens >= RATE_TOKENS:
-            self._rank.measured(messages.Rates(0, 0.0, tokens, time.monotonic() - began))
-        return pages
+        The model's name in the configuration is part of every key in every backend.
+        """
+        layout = layout_of(mem_pool_host, storage_config)
+        tag = layout.tag(os.environ.get(NAMESPACE, ""))
+        storage_config.model_name = f"{tag}-{storage_config.model_name or ''}"
+        store = stock(factory, backend_name, storage_config, mem_pool_host, **kwargs)
+        watch = Watch(self._threads, self.pages_written, self.pages_read)
+        store.__class__ = watched(type(store), watch)
+        self._threads.watch()
+        self._rank = PoolRank(
+            cast(SglWatchedStore, store),
+            storage_config,
+            layout,
+            mem_pool_host.size_per_token,
+            self._threads,
+        )
+        return store
+
+    def pages_written(self, last: str) -> None:
+        """Passes on the last page of a write. A thread of SGLang."""
+        if self._rank is not None:
+            self._rank.written(last)
+
+    def pages_read(self, pages: int, seconds: float) -> None:
+        """Measures the rate of pool reads. A thread of SGLang."""
+        if self._rank is not None:
+            tokens = pages * self._rank.layout.page_size
+            if tokens >= RATE_TOKENS:
+                self._rank.measured(messages.Rates(0, 0.0, tokens, seconds))
 
     def batch_ran(
         self, result: R, scheduler: SglScheduler, batch: SglScheduleBatch, *_: object, **__: object
@@ -202,7 +192,7 @@ class PoolPart:
         if self._rank is not None and stored:
             from sglang.srt.mem_cache.radix_cache import RadixKey
 
-            tokens = (req.origin_input_ids + req.output_ids)[: req.owned_kv_len()]
+            tokens = (req.origin_input_ids + req.output_ids)[: _cached_len(req)]
             key = RadixKey(
                 tokens,
                 req.extra_key,
@@ -229,23 +219,19 @@ class PoolPart:
         stock(scheduler)
 
 
-def layout_of(controller: SglController, config: SglStorageConfig) -> KvLayout:
-    """Returns the layout of this engine's KV. config: of its storage backend."""
-    host = controller.mem_pool_host
+def _cached_len(req: SglReq) -> int:
+    """Returns how many tokens of a finished request SGLang caches."""
+    since_0_5_21: Any = getattr(req, "owned_kv_len", None)
+    before: Any = getattr(req, "effective_kv_committed_len", None)
+    return int((since_0_5_21 or before)())
+
+
+def layout_of(host: SglHostPool, config: SglStorageConfig) -> KvLayout:
+    """Returns the layout of this engine's KV. host: its host memory; config: of its backend."""
     return KvLayout(
-        dtype=str(controller.mem_pool_device.store_dtype),
+        dtype=str(host.dtype),
         layout=str(host.layout),
-        page_size=controller.page_size,
+        page_size=host.page_size,
         tp_size=config.tp_size,
         pp_size=config.pp_size,
     )
-
-
-def name_the_layout(
-    result: SglStorageConfig, controller: SglController, *_: object, **__: object
-) -> SglStorageConfig:
-    """Hook after `HiCacheController._generate_storage_config`: adds the KV layout to the model's
-    name, which is part of every key in every backend."""
-    tag = layout_of(controller, result).tag(os.environ.get(NAMESPACE, ""))
-    result.model_name = f"{tag}-{result.model_name or ''}"
-    return result

@@ -21,7 +21,7 @@ from seer_sgl.link.client import Link, driver_link
 from seer_sgl.timing import DEFAULT, Timing
 
 from .kv_threads import KvThreads
-from .sglang_types import SglController, SglFileStore, SglMooncakeStore
+from .sglang_types import SglFileStore, SglMooncakeStore, SglStorageConfig, SglWatchedStore
 
 logger = logging.getLogger(__name__)
 MAX_PAGES = 1_000_000  # names kept for the release of pages, about 100 bytes each
@@ -65,12 +65,17 @@ class PageNames:
 
 
 class PoolRank:
-    """The pool on one rank. Threads of SGLang may call the methods marked `Any thread`."""
+    """The pool on one rank. Threads of SGLang may call the methods marked `Any thread`.
+
+    kv_bytes_per_token: of this rank.
+    """
 
     def __init__(
         self,
-        controller: SglController,
+        store: SglWatchedStore,
+        config: SglStorageConfig,
         layout: KvLayout,
+        kv_bytes_per_token: int,
         threads: KvThreads | None = None,
         *,
         timing: Timing = DEFAULT,
@@ -79,9 +84,11 @@ class PoolRank:
         self._timing = timing
         self._clock = clock
         self.layout = layout
-        self._controller = controller
+        self._store = store
+        self._config = config
+        self._bytes_per_token = kv_bytes_per_token
         self._threads = threads or KvThreads()
-        self._page_size = controller.page_size
+        self._page_size = layout.page_size
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._awaited: dict[str, Chain] = {}  # by rid
         self._by_last_page: dict[str, Chain] = {}
@@ -95,9 +102,7 @@ class PoolRank:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of the KV of one token, in all ranks together."""
-        config = self._controller.storage_config
-        ranks = config.tp_size * config.pp_size
-        return int(self._controller.mem_pool_host.size_per_token) * ranks
+        return self._bytes_per_token * self._config.tp_size * self._config.pp_size
 
     def finished(self, rid: str, key: Any) -> None:
         """Registers a finished call; SGLang now writes its KV, under `key`. Any thread."""
@@ -112,7 +117,7 @@ class PoolRank:
         self._events.put(rates)
 
     def _join(self) -> Link | None:
-        config = self._controller.storage_config
+        config = self._config
         ranks = config.tp_size * config.pp_size
         rank = config.pp_rank * config.tp_size + config.tp_rank
         link = driver_link(rank, ranks)
@@ -171,7 +176,7 @@ class PoolRank:
         """Sends the acknowledgement if all pages are stored, or if the longest wait is over."""
         try:
             with self._threads.waiting("acknowledgement"):
-                stored = self._controller.storage_backend.batch_exists(chain.pages)
+                stored = self._store.seer_stored(chain.pages)
         except Exception:  # any error of a storage backend whose servers are down
             stored = 0
         complete = stored == len(chain.pages)
@@ -194,7 +199,7 @@ class PoolRank:
             return
         pages = self._names.take(uid, keep // self._page_size)
         with self._threads.waiting("release"):
-            remove_pages(self._controller.storage_backend, pages)
+            remove_pages(self._store, pages)
 
 
 def remove_pages(backend: object, pages: list[str]) -> None:

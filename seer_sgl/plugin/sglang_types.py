@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from queue import Queue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -74,7 +73,6 @@ class SglReq(Protocol):
 
     def finished(self) -> bool: ...
     def get_fill_ids(self) -> Sequence[int]: ...
-    def owned_kv_len(self) -> int: ...
 
 
 class SglForwardMode(Protocol):
@@ -205,6 +203,7 @@ class SglRadixCache(Protocol):
     ongoing_write_through: Mapping[Any, Any]
     ongoing_backup: Mapping[Any, Any]
     ongoing_prefetch: Mapping[Any, Any]
+    cache_controller: SglController
 
     def release_aborted_request(self, handle: Any, /) -> None: ...
 
@@ -270,6 +269,7 @@ class SglInternalState(Protocol):
 class SglHostPool(Protocol):
     """sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost"""
 
+    dtype: torch.dtype
     layout: str
     page_size: int
     size_per_token: int
@@ -282,7 +282,6 @@ class SglHostPool(Protocol):
 class SglKVPool(Protocol):
     """sglang.srt.mem_cache.memory_pool.MHATokenToKVPool"""
 
-    store_dtype: torch.dtype
     k_buffer: list[torch.Tensor]
     v_buffer: list[torch.Tensor]
 
@@ -291,22 +290,15 @@ class SglKVPool(Protocol):
     def set_kv_buffer(self, layer: Any, loc_info: Any, k: Any, v: Any, /) -> None: ...
 
 
-class SglStorage(Protocol):
-    """sglang.srt.mem_cache.hicache_storage.HiCacheStorage"""
+class SglWatchedStore(Protocol):
+    """sglang.srt.mem_cache.hicache_storage.HiCacheStorage as watched_store.py derives it."""
 
-    def batch_exists(self, keys: list[str], /) -> int: ...
+    def seer_stored(self, keys: list[str], /) -> int: ...
 
 
 class SglController(Protocol):
     """sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"""
 
-    page_size: int
-    storage_config: SglStorageConfig
-    mem_pool_host: SglHostPool
-    mem_pool_device: SglKVPool
-    storage_backend: SglStorage
-    prefetch_sync_queue: Queue[Any]
-    prefetch_completion_sync_groups: Sequence[object]
     storage_stop_event: Event
     prefetch_thread: Thread
     prefetch_io_aux_thread: Thread
@@ -314,23 +306,11 @@ class SglController(Protocol):
     backup_thread: Thread
 
 
-class SglPrefetchOperation(Protocol):
-    """sglang.srt.managers.cache_controller.PrefetchOperation"""
+class SglPoolTransfer(Protocol):
+    """sglang.srt.mem_cache.hicache_storage.PoolTransfer"""
 
-    request_id: str
-
-
-class SglPrefetchAck(Protocol):
-    """sglang.srt.managers.cache_controller.PrefetchAck"""
-
-    completed_tokens: int | None
-    pool_hits: dict[str, int] | None
-
-
-class SglStorageOperation(Protocol):
-    """sglang.srt.managers.cache_controller.StorageOperation"""
-
-    hash_value: list[str] | None
+    name: Any
+    keys: Sequence[str] | None
 
 
 class SglStorageConfig(Protocol):
@@ -343,7 +323,7 @@ class SglStorageConfig(Protocol):
     pp_rank: int
 
 
-class SglMooncakeStore(SglStorage, Protocol):
+class SglMooncakeStore(Protocol):
     """sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore"""
 
     store: Any  # Mooncake's own MooncakeDistributedStore
@@ -354,7 +334,7 @@ class SglMooncakeStore(SglStorage, Protocol):
     def _tag_keys(self, keys: list[str], /) -> list[str]: ...
 
 
-class SglFileStore(SglStorage, Protocol):
+class SglFileStore(Protocol):
     """sglang.srt.mem_cache.hicache_storage.HiCacheFile"""
 
     file_path: str

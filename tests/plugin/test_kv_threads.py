@@ -1,6 +1,5 @@
 """An error in SGLang's KV threads costs one operation; a dead or stuck thread is reported."""
 
-import queue
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -14,68 +13,47 @@ def failing(*_: Any, **__: Any) -> Any:
     raise OSError("the store is gone")
 
 
-def operation() -> Any:
-    return SimpleNamespace(request_id="r")
+def stopped() -> Any:
+    """Returns a controller whose threads SGLang has stopped."""
+    event = threading.Event()
+    event.set()
+    return SimpleNamespace(storage_stop_event=event)
 
 
-def controller(groups: tuple[object, ...] = ()) -> Any:
-    return SimpleNamespace(
-        prefetch_sync_queue=queue.Queue(), prefetch_completion_sync_groups=groups
-    )
-
-
-def test_a_lookup_or_a_read_that_fails_is_a_miss() -> None:
+def test_a_call_that_fails_is_counted_and_the_code_behind_it_runs() -> None:
     threads = KvThreads()
-    assert threads.look_up(failing, controller(), operation(), pp_rank=0) == ([], 0)
-    assert threads.read(failing, controller(), operation(), ["page"]) == 0
-    assert threads.failures == 2
-    assert threads.broken is None
-
-
-def test_what_does_not_fail_is_passed_through_with_all_arguments() -> None:
-    threads: Any = KvThreads()
-    own, read = controller(), operation()
-
-    def stock(*args: Any, **kwargs: Any) -> Any:
-        assert args[:2] == (own, read)
-        return args[2:], kwargs
-
-    assert threads.look_up(stock, own, read, 1, rank=2) == ((1,), {"rank": 2})
-    assert threads.read(stock, own, read, 1, rank=2) == ((1,), {"rank": 2})
-    assert threads.failures == 0
-
-
-def test_a_write_that_fails_leaves_the_pages_unstored() -> None:
-    threads = KvThreads()
-    threads.write(failing, controller(), SimpleNamespace(hash_value=["page"]))
+    with threads.guarded("read"):
+        failing()
     assert threads.failures == 1
+    assert not threads.reading
+    assert threads.broken(stopped()) is None
 
 
-def test_ranks_agree_on_progress_or_the_thread_ends() -> None:
+def test_a_call_within_a_call_ends_with_the_outer_one() -> None:
     threads = KvThreads()
-    ack: Any = SimpleNamespace(operation=operation(), completed_tokens=16, pool_hits={"a": 1})
-    threads.agree(failing, controller(), ack)
-    assert (ack.completed_tokens, ack.pool_hits) == (None, None)
-    with pytest.raises(OSError, match="gone"):
-        threads.agree(failing, controller(("group",)), ack)
+    with threads.guarded("read"):
+        with threads.guarded("read"):
+            assert threads.reading
+        assert threads.reading
+    assert not threads.reading
 
 
 def test_a_thread_that_ends_is_reported_by_name_and_error(monkeypatch: pytest.MonkeyPatch) -> None:
     errors: list[object] = []
     monkeypatch.setattr(threading, "excepthook", errors.append)
-    threads, goes_on, own = KvThreads(), threading.Event(), controller()
-    own.storage_stop_event = threading.Event()
+    threads, goes_on = KvThreads(), threading.Event()
+    own: Any = SimpleNamespace(storage_stop_event=threading.Event())
     for name in ("prefetch", "prefetch_io_aux", "prefetch_sync", "backup"):
         thread = threading.Thread(target=goes_on.wait)
         thread.start()
         setattr(own, f"{name}_thread", thread)
     running = own.prefetch_thread
-    threads.watch(own)
-    assert threads.broken is None
+    threads.watch()
+    assert threads.broken(own) is None
     own.prefetch_thread = threading.Thread(target=failing)
     own.prefetch_thread.start()
     own.prefetch_thread.join()
-    assert threads.broken == "the KV thread `lookup` ended: OSError('the store is gone')"
+    assert threads.broken(own) == "the KV thread `lookup` ended: OSError('the store is gone')"
     assert len(errors) == 1, "as SGLang would see it"
     own.prefetch_thread = running
     goes_on.set()
@@ -83,9 +61,9 @@ def test_a_thread_that_ends_is_reported_by_name_and_error(monkeypatch: pytest.Mo
     own.prefetch_sync_thread.join()
     own.prefetch_io_aux_thread.join()
     running.join()
-    assert threads.broken == "the KV thread `lookup` ended: no error"
+    assert threads.broken(own) == "the KV thread `lookup` ended: no error"
     own.storage_stop_event.set()
-    assert threads.broken is None, "SGLang has stopped them"
+    assert threads.broken(own) is None, "SGLang has stopped them"
 
 
 def test_a_call_that_does_not_return_is_reported_until_it_does() -> None:
@@ -103,12 +81,12 @@ def test_a_call_that_does_not_return_is_reported_until_it_does() -> None:
     began.wait()
     with threads.waiting("read"):  # another thread's call, which returns
         now[0] = STUCK_S
-        assert threads.broken is None
+        assert threads.broken(stopped()) is None
     now[0] += 1
-    assert threads.broken == "the KV thread `read` has waited for the pool for 301 s"
+    assert threads.broken(stopped()) == "the KV thread `read` has waited for the pool for 301 s"
     ends.set()
     thread.join()
-    assert threads.broken is None
+    assert threads.broken(stopped()) is None
 
 
 def test_an_engine_of_one_rank_is_not_idle_while_it_reads_from_the_pool() -> None:

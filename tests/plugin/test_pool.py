@@ -1,6 +1,7 @@
 """The hooks that name a layout, pass events to the rank, and write copies. Without SGLang."""
 
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
@@ -117,45 +118,59 @@ def test_a_finished_call_that_sglang_caches_is_registered_with_its_key(  # noqa:
 def test_without_a_pool_the_hooks_change_nothing() -> None:
     part, nobody = PoolPart(), cast(Any, None)
     assert not part.attached
-    part.write_pages(lambda *_: None, nobody, SimpleNamespace(hash_value=["p"]))
     part.call_finished(call(), nobody)
-    assert part.pages_fetched(lambda *_: 99, SimpleNamespace(page_size=PAGE), "operation") == 99
-    assert part.report() is None
+    assert part.report(nobody) is None
 
 
-def test_the_last_page_of_a_written_run_is_passed_on(rank: FakeRank, attached: PoolPart) -> None:
-    nobody, done = cast(Any, None), list[object]()
-    for pages in (["a", "b"], [], None, ["c"]):
-        written: Any = SimpleNamespace(hash_value=pages)
-        attached.write_pages(lambda _, operation: done.append(operation), nobody, written)
-    assert rank.pages == ["b", "c"]
-    assert len(done) == 4
+def test_a_request_of_an_older_sglang_has_its_length_under_another_name() -> None:
+    older = SimpleNamespace(effective_kv_committed_len=lambda: 3)
+    assert pool._cached_len(cast(Any, older)) == 3
 
 
-def test_a_write_that_fails_is_checked_like_any_other(rank: FakeRank, attached: PoolPart) -> None:
-    def fail(*_: object) -> None:
-        raise OSError
+@pytest.mark.parametrize(("name", "named"), [("org/m", "-org/m"), (None, "-")])
+def test_a_backend_is_opened_under_the_layout_and_watched(
+    monkeypatch: pytest.MonkeyPatch, rank: FakeRank, name: str | None, named: str
+) -> None:
+    class Store:
+        def batch_set(self, keys: list[str], values: object) -> bool:
+            raise OSError(f"no room for {values} of {keys}")
 
-    attached.write_pages(fail, cast(Any, None), cast(Any, SimpleNamespace(hash_value=["a"])))
-    assert rank.pages == ["a"]
-    report = attached.report()
+    def create(factory: type, kind: str, config: Any, host: Any, **more: int) -> Store:
+        opened.append((factory, kind, config.model_name, host, more))
+        return Store()
+
+    def joined(*args: Any) -> FakeRank:
+        made.append(args)
+        return rank
+
+    opened, made = list[Any](), list[Any]()
+    monkeypatch.setattr(pool, "PoolRank", joined)
+    monkeypatch.setenv(NAMESPACE, "fleet")
+    config: Any = SimpleNamespace(model_name=name, tp_size=1, pp_size=1)
+    host: Any = SimpleNamespace(dtype="d", layout="l", page_size=PAGE, size_per_token=7)
+    part = PoolPart()
+    store: Any = part.open_store(create, Store, "file", config, host, more=1)
+    assert opened == [(Store, "file", LAYOUT.tag("fleet") + named, host, {"more": 1})]
+    assert made[0][:4] == (store, config, LAYOUT, 7)
+    assert isinstance(store, Store)
+    assert store.batch_set(["a", "b"], "pages") is False
+    assert rank.pages == ["b"], "the end of a write, even of a failed one, is passed on"
+    assert part.attached
+    stopped = threading.Event()
+    stopped.set()
+    report = part.report(cast(Any, tree_with(storage_stop_event=stopped)))
     assert report is not None
     assert (report.failures, report.broken) == (1, None)
 
 
-def test_a_fetch_that_is_long_enough_gives_a_rate(
-    rank: FakeRank, attached: PoolPart, clock: FakeClock
-) -> None:
-    controller = SimpleNamespace(page_size=PAGE)
+def tree_with(**controller: object) -> SimpleNamespace:
+    return SimpleNamespace(cache_controller=SimpleNamespace(**controller))
+
+
+def test_a_read_that_is_long_enough_gives_a_rate(rank: FakeRank, attached: PoolPart) -> None:
     least = pool.RATE_TOKENS // PAGE
-
-    def fetch(pages: int) -> int:
-        clock.now += 0.5
-        return pages
-
     for pages in (0, least - 1, least):
-        assert attached.pages_fetched(lambda *_, n=pages: fetch(n), controller, "op") == pages
-        clock.now += 3.0  # between two fetches
+        attached.pages_read(pages, 0.5)
     assert rank.rates == [Rates(0, 0.0, pool.RATE_TOKENS, 0.5)]
 
 
@@ -213,15 +228,10 @@ def test_a_server_reports_its_namespace_and_the_size_of_its_kv(
     attached: PoolPart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(NAMESPACE, "fleet")
-    assert attached.report() == PoolReport(LAYOUT.tag("fleet"), 100)
-
-
-def test_every_backends_keys_tell_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "layout_of", lambda *_: LAYOUT)
-    monkeypatch.setenv(NAMESPACE, "fleet")
-    for name, named in (("org/m", "-org/m"), (None, "-")):
-        result = pool.name_the_layout(SimpleNamespace(model_name=name), cast(Any, None))
-        assert result.model_name == LAYOUT.tag("fleet") + named
+    stopped = threading.Event()
+    stopped.set()
+    tree: Any = tree_with(storage_stop_event=stopped)
+    assert attached.report(tree) == PoolReport(LAYOUT.tag("fleet"), 100)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from seer_sgl.kvpool.namespace import KvLayout
 from seer_sgl.link import client, contract, messages
 from seer_sgl.link.messages import Forget, Hello, KvStored, Rates
 from seer_sgl.plugin.pool_rank import PageNames, PoolRank, remove_pages
-from seer_sgl.timing import Timing
+from seer_sgl.timing import DEFAULT, Timing
 
 PAGE = 2
 LAYOUT = KvLayout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
@@ -49,7 +49,7 @@ class FakeMooncake:
     def _tag_keys(self, keys: list[str]) -> list[str]:
         return [self.prefix + key for key in keys]
 
-    def batch_exists(self, pages: list[str]) -> int:
+    def seer_stored(self, pages: list[str]) -> int:
         self.queries += 1
         if self.away > 0:
             self.away -= 1
@@ -80,16 +80,17 @@ def pages_of(key: str, prior_hash: None, page_size: int) -> list[str]:
     return [key[:end] for end in range(page_size, len(key) + 1, page_size)]
 
 
-def controller(backend: Any, **ranks: int) -> Any:
-    """Returns the parts of a HiCacheController that a PoolRank reads."""
-    sizes = {"tp_size": 1, "pp_size": 1, "tp_rank": 0, "pp_rank": 0} | ranks
-    host = SimpleNamespace(size_per_token=100)
-    return SimpleNamespace(
-        page_size=PAGE,
-        mem_pool_host=host,
-        storage_backend=backend,
-        storage_config=SimpleNamespace(**sizes),
+def pool_rank(
+    backend: Any,
+    clock: Callable[[], float] = time.monotonic,
+    timing: Timing = DEFAULT,
+    **ranks: Any,
+) -> PoolRank:
+    """Returns a PoolRank of an engine with so many ranks."""
+    sizes: Any = SimpleNamespace(
+        **{"tp_size": 1, "pp_size": 1, "tp_rank": 0, "pp_rank": 0, **ranks}
     )
+    return PoolRank(backend, sizes, LAYOUT, 100, timing=timing, clock=clock)
 
 
 @pytest.fixture(autouse=True)
@@ -109,9 +110,7 @@ class Rank:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, **timing: float) -> None:
         self.backend = FakeMooncake()
-        self.pool_rank = PoolRank(
-            controller(self.backend), LAYOUT, timing=Timing(**timing), clock=clock
-        )
+        self.pool_rank = pool_rank(self.backend, clock, Timing(**timing))
         wire: Any = self.pool_rank._link
         self.wire: Wire = wire
 
@@ -178,14 +177,14 @@ def test_a_call_is_stored_once_its_last_whole_page_is_written(
 
 
 def test_a_rank_introduces_itself() -> None:
-    sizes = {"tp_size": 4, "pp_size": 2, "tp_rank": 3, "pp_rank": 1}
-    wire: Any = PoolRank(controller(FakeMooncake(), **sizes), LAYOUT)._link
+    sizes: dict[str, Any] = {"tp_size": 4, "pp_size": 2, "tp_rank": 3, "pp_rank": 1}
+    wire: Any = pool_rank(FakeMooncake(), **sizes)._link
     assert wire.address == ("http://driver/link", "secret")
     assert wire.hello == Hello(messages.PROTOCOL, "server-1", 7, 8)
 
 
 def test_kv_is_counted_over_all_ranks() -> None:
-    first = PoolRank(controller(FakeMooncake(), tp_size=4, pp_size=2), LAYOUT)
+    first = pool_rank(FakeMooncake(), tp_size=4, pp_size=2)
     assert first.kv_bytes_per_token == 800
 
 
@@ -194,7 +193,7 @@ def test_without_a_driver_pages_are_looked_after_all_the_same(
 ) -> None:
     monkeypatch.delenv(contract.LINK_TOKEN)
     backend = FakeMooncake()
-    alone = PoolRank(controller(backend), LAYOUT)
+    alone = pool_rank(backend)
     backend.present.add("ab")
     alone.finished("r.c1/", "ab")
     alone._events.put(Forget("r", 0))

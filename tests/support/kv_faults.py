@@ -115,21 +115,15 @@ def _wrapped(call: Callable[..., Any], thread: str, injected: _Injected) -> Call
 
 
 def load() -> None:
-    """Wraps the calls of every backend that is attached; called by SGLang's `load_plugins`."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    """Wraps the calls of SGLang's backends, below the plugin; called by SGLang's `load_plugins`."""
+    from sglang.srt.mem_cache.hicache_storage import HiCacheFile
+    from sglang.srt.mem_cache.storage.mooncake_store.mooncake_store import MooncakeStore
 
     from seer_sgl.plugin import kv_threads
-    from seer_sgl.plugin.hook import HYBRID
 
     kv_threads.STUCK_S = float(os.environ[STUCK_S])
     injected = _Injected(Path(os.environ[FAULTS]))
-
-    def attached(result: Any, controller: Any, *_: object, **__: object) -> Any:
-        backend = controller.storage_backend
+    for backend in (HiCacheFile, MooncakeStore):
         for thread, names in CALLS.items():
             for name in names:
-                if hasattr(backend, name):
-                    setattr(backend, name, _wrapped(getattr(backend, name), thread, injected))
-        return result
-
-    HookRegistry.register(f"{HYBRID}.attach_storage_backend", attached, HookType.AFTER)
+                setattr(backend, name, _wrapped(getattr(backend, name), thread, injected))
