@@ -44,6 +44,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     off: Mapping[str, str] = {}  # abilities of the plugin that its SGLang lacks, and why
     experts: ExpertShape | None = None  # the form of the routed experts that it can return
     reads_images: bool = False  # its model reads images
+    sessions: bool = False  # it evicts the KV of sessions last (enable_session_radix_cache)
     continues_images: bool = False  # a chunk may continue a response behind a prompt with images
 
     @property

@@ -109,6 +109,8 @@ class FakeSGLang(FakeControl):
         default_factory=asyncio.Event
     )  # set when the last fault is `stall`
     incremental: bool = False  # as with --incremental-streaming-output
+    sessions: bool = False  # as with --enable-session-radix-cache
+    closed: list[str] = field(default_factory=list)  # sessions
     dead: asyncio.Event = field(default_factory=asyncio.Event)
     starts: int = 0
     _runner: web.AppRunner | None = None
@@ -126,6 +128,7 @@ class FakeSGLang(FakeControl):
                 web.post("/generate", self.generate),
                 web.put("/generate", self.generate),
                 web.post("/abort_request", self.abort_request),
+                *([web.post("/close_session", self.close_session)] if self.sessions else ()),
                 web.get("/server_info", self.server_info),
                 web.get("/model_info", self.model_info),
                 web.get("/v1/loads", self.loads),
@@ -302,6 +305,11 @@ class FakeSGLang(FakeControl):
                     aborted.set()
         return web.json_response({})
 
+    async def close_session(self, http: web.Request) -> web.Response:
+        """Records the end of a session, as SGLang does of one that it does not know too."""
+        self.closed.append((await http.json())["session_id"])
+        return web.Response()
+
     async def server_info(self, _: web.Request) -> web.Response:
         """Returns the fields of SGLang 0.5.21 that the client reads, and others that it ignores."""
         if self.away:
@@ -320,6 +328,7 @@ class FakeSGLang(FakeControl):
                 "enable_deterministic_inference": self.deterministic,
                 "skip_tokenizer_init": not self.has_tokenizer,
                 "enable_memory_saver": False,
+                "enable_session_radix_cache": self.sessions,
                 "incremental_streaming_output": self.incremental,
                 "internal_states": [self._state(rank) for rank in reversed(range(self.dp_size))],
                 # The weights of its start, which no update changes.

@@ -22,6 +22,7 @@ from seer_sgl.types import Group, OnFailure
 
 from .build_scheduler import build_scheduler, new_slot
 from .checks import LengthLimits, differences, same_server
+from .conversations import SessionCloser
 from .draft_groups import DraftKeeper
 from .engine import Engine, EngineFleet
 from .flights import Clock
@@ -310,7 +311,11 @@ class Driver:
             raise self._error
 
     def _own_observers(self) -> list[Observer]:
-        observers: list[Observer] = [PageReleaser(self._fleet.link, self._loop.engines)]
+        engines = self._loop.engines
+        observers: list[Observer] = [
+            PageReleaser(self._fleet.link, engines),
+            SessionCloser(engines),
+        ]
         if self._fleet.drafts is not None:
             observers.append(DraftKeeper(self._fleet.drafts, self._settings.history))
         return observers

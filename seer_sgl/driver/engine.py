@@ -28,6 +28,10 @@ class Engine(Protocol):
     async def load(self) -> EngineLoad:
         """Returns the current load of the engine."""
 
+    def close_session(self, uid: str) -> None:
+        """Tells an engine with sessions that it need not keep the KV of a request any longer."""
+        return
+
     async def waiting(self) -> Sequence[str]:
         """Returns the ids of the queued requests that wait for their KV from the pool."""
         return ()

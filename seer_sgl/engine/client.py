@@ -98,6 +98,7 @@ class HttpEngine:
         self._look = asyncio.Lock()  # one look at the server at a time
         self._looked_at = 0.0  # when the last one began, the event loop's time
         self._ended: str | None = None  # its result: why the server has ended
+        self._closing: set[asyncio.Task[None]] = set()  # sessions
 
     @property
     def info(self) -> EngineInfo:
@@ -178,7 +179,10 @@ class HttpEngine:
         drafting, stream = self._info.draft_tokens > 0, on_tokens is not None
         shape = self._info.experts if experts.asks(chunk) else None
         rank = self._info.dp_rank if self._info.dp_size > 1 else None
-        body = LateBody(lambda: wire.encode_generate(chunk, drafting, stream, shape, rank))
+        sessions = self._info.sessions
+        body = LateBody(
+            lambda: wire.encode_generate(chunk, drafting, stream, shape, rank, sessions=sessions)
+        )
         vocab_size = self._info.vocab_size or self.vocab_size
         limit = REPLY_BYTES + REPLY_BYTES_PER_TOKEN * chunk.max_new_tokens
         limit += experts.most_bytes(chunk, shape)
@@ -320,6 +324,17 @@ class HttpEngine:
         """
         plugin = await self._plugin()
         return () if plugin is None else plugin.waiting
+
+    def close_session(self, uid: str) -> None:
+        """Lets the engine evict the KV of a request like any other; errors change nothing."""
+        task = asyncio.create_task(self._close_session(uid))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _close_session(self, uid: str) -> None:
+        body = msgspec.json.encode({"session_id": uid})
+        with contextlib.suppress(EngineError):
+            await self._call("POST", "/close_session", LateBody(lambda: body))
 
     async def flush(self) -> None:
         """Drops all cached KV on the server, of all its ranks, but not in the pool.

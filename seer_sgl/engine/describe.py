@@ -121,6 +121,7 @@ def described(
         dp_size=server.dp_size,
         dp_attention=server.enable_dp_attention,
         incremental_streaming=server.incremental_streaming_output,
+        sessions=server.enable_session_radix_cache,
         inexact=_inexact(server, plugin),
         off={one_line(name): one_line(why) for name, why in plugin.off.items()} if plugin else {},
         experts=plugin.experts if plugin else None,

@@ -201,6 +201,7 @@ class ServerInfo(msgspec.Struct):
     pp_size: Positive = 1
     tp_size: Positive = 1
     enable_dp_attention: bool = False
+    enable_session_radix_cache: bool = False
     disaggregation_mode: str = "null"
     incremental_streaming_output: bool = False
     seer: dict[str, Any] | None = None  # of a rollout server, which is no engine
@@ -299,15 +300,19 @@ def encode_generate(
     stream: bool = False,
     shape: ExpertShape | None = None,
     dp_rank: int | None = None,
+    *,
+    sessions: bool = False,
 ) -> bytes:
     """Returns the body of `/generate` for a chunk: prompt and response so far as input ids.
 
     The prompt has a placeholder for each of its images, which are sent with every chunk.
     drafting: the engine speculates, so the body names the group of the tokens (plugin/speculation).
     shape: of routed experts, if the chunk asks for them. `dp_rank`: the engine's, if its server has
-    several.
+    several. `sessions`: the engine evicts the KV of sessions last; a conversation's turn is one.
     """
     request, fields = chunk.request, dict[str, Any]()
+    if sessions and request.retain_kv:
+        fields["session_id"] = request.uid
     if dp_rank is not None:
         fields["routed_dp_rank"] = dp_rank
     if stream:

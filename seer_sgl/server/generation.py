@@ -85,6 +85,10 @@ class Generation(Observer):
         """The number of conversations whose last turn is kept."""
         return len(self._sessions)
 
+    def end_session(self, session_id: str) -> bool:
+        """Ends a conversation: its KV need not be kept. Returns whether it was known."""
+        return self._sessions.end(session_id)
+
     def answers(self) -> Iterator[Answer]:
         """Yields the responses in progress."""
         yield from self._answers.values()

@@ -40,6 +40,13 @@ class Sessions:
         if len(self._sessions) > MOST_SESSIONS:
             self._forget(next(iter(self._sessions)))
 
+    def end(self, session_id: str) -> bool:
+        """Forgets a session; returns whether it was known."""
+        known = session_id in self._sessions
+        if known:
+            self._forget(session_id)
+        return known
+
     def expire(self, now: float) -> None:
         """Forgets the sessions without a turn for the timeout."""
         for session_id, session in list(self._sessions.items()):

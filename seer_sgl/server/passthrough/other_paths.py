@@ -155,9 +155,11 @@ class OtherPaths:
         raise Unavailable("no engine answers")
 
     async def close_session(self, http: web.Request) -> web.Response:
-        """Closes one of SGLang's sessions."""
+        """Ends a conversation, or closes one of SGLang's own sessions."""
         body = await http.read()
         session_id = _plain(decode_fields(body).get("session_id", msgspec.Raw(b"null")))
+        if isinstance(session_id, str) and self._service.generation.end_session(session_id):
+            return web.Response()
         engine_id = self._service.pinned.pop(session_id) if isinstance(session_id, str) else None
         engine = None if engine_id is None else self._service.engine(engine_id)
         if engine is None:
