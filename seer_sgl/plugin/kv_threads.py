@@ -1,8 +1,8 @@
-"""SGLang's threads for the KV pool: an error costs one operation, and a dead thread is reported.
+"""SGLang's threads for the KV pool: a failed call costs one operation, a dead thread is reported.
 
 SGLang catches nothing in these threads before 0.5.23. After an error in the thread of the reads,
-every later read waits for ever, and so does its request. The calls of the storage backend are
-guarded (watched_store.py).
+every later read waits for ever, and so does its request. So the calls of the storage backend are
+guarded (watched_store.py); an error of SGLang's own code still ends a thread.
 """
 
 import contextlib
@@ -52,6 +52,10 @@ class KvThreads:
         """Whether a lookup or a read is under way, perhaps for a request that waits no more."""
         return any(name in ("lookup", "read") for name, _ in list(self._under_way))
 
+    def calling(self, name: str) -> bool:
+        """Returns whether a call of this name is under way in the current thread."""
+        return (name, threading.get_ident()) in self._under_way
+
     def hooks(self) -> list[Hook]:
         """Returns the hooks of this part."""
         return [
@@ -80,9 +84,6 @@ class KvThreads:
     def waiting(self, name: str) -> Iterator[None]:
         """Marks a call of the pool as under way. `name`: of the thread that waits for it."""
         call = name, threading.get_ident()
-        if call in self._under_way:  # from another call of the pool
-            yield
-            return
         self._under_way[call] = self._clock()
         try:
             yield

@@ -31,6 +31,7 @@ from .watched_store import Watch, watched
 R = TypeVar("R")
 
 BUSY_POLL_S = 0.001
+FULL_PAGES = 128  # of one read (SGLang's STORAGE_BATCH_SIZE)
 RATE_TOKENS = 256  # of a transfer or a prefill; shorter ones would measure a latency, not a rate
 
 
@@ -49,7 +50,7 @@ class PoolPart:
 
     def report(self, tree: SglRadixCache) -> PoolReport | None:
         """Returns the pool's part of the plugin's report; None without a pool."""
-        if self._rank is None:
+        if self._rank is None or not tree.cache_controller.enable_storage:
             return None
         namespace = self._rank.layout.tag(os.environ.get(NAMESPACE, ""))
         return PoolReport(
@@ -145,7 +146,7 @@ class PoolPart:
         """Measures the rate of pool reads. A thread of SGLang."""
         if self._rank is not None:
             tokens = pages * self._rank.layout.page_size
-            if tokens >= RATE_TOKENS:
+            if tokens >= RATE_TOKENS or pages >= FULL_PAGES:
                 self._rank.measured(messages.Rates(0, 0.0, tokens, seconds))
 
     def batch_ran(
@@ -231,7 +232,7 @@ def layout_of(host: SglHostPool, config: SglStorageConfig) -> KvLayout:
     return KvLayout(
         dtype=str(host.dtype),
         layout=str(host.layout),
-        page_size=host.page_size,
+        page_size=host.logical_page_size,
         tp_size=config.tp_size,
         pp_size=config.pp_size,
     )

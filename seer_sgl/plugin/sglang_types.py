@@ -272,6 +272,7 @@ class SglHostPool(Protocol):
     dtype: torch.dtype
     layout: str
     page_size: int
+    logical_page_size: int  # of all ranks that share a page
     size_per_token: int
     head_num: int
     head_dim: int
@@ -299,6 +300,7 @@ class SglWatchedStore(Protocol):
 class SglController(Protocol):
     """sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"""
 
+    enable_storage: bool
     storage_stop_event: Event
     prefetch_thread: Thread
     prefetch_io_aux_thread: Thread

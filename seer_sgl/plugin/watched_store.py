@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from .kv_threads import KvThreads
 from .sglang_types import SglPoolTransfer
 
+Count = Callable[[Any], int]
+
 
 class Watch(NamedTuple):
     """What is told of a backend's calls, in SGLang's threads."""
@@ -14,6 +16,39 @@ class Watch(NamedTuple):
     threads: KvThreads
     written: Callable[[str], None]  # the last page of a write, even of a failed one
     read: Callable[[int, float], None]  # pages of KV, and seconds
+
+    def call(
+        self, thread: str, missed: Any, own: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Returns the answer of a backend's own method, `missed` after an error."""
+        if self.threads.calling(thread):  # from another of its methods
+            return own(*args, **kwargs)
+        with self.threads.guarded(thread):
+            return own(*args, **kwargs)
+        return missed
+
+    def timed(self, count: Count, keys: Sequence[str], own: Callable[..., Any]) -> Any:
+        """Returns the method of a backend that reads `keys`, timed. count: the pages in its answer.
+
+        It raises ValueError for an answer of another length, which SGLang would not survive.
+        """
+        if self.threads.calling("read"):
+            return own
+
+        def read(*args: Any, **kwargs: Any) -> Any:
+            began = time.monotonic()
+            answer = own(*args, **kwargs)
+            if answer is not None and len(answer) != len(keys):
+                raise ValueError(f"an answer of {len(answer)} pages to {len(keys)}")
+            self.read(0 if answer is None else count(answer), time.monotonic() - began)
+            return answer
+
+        return read
+
+    def ended(self, keys: Sequence[str]) -> None:
+        """Passes on the end of a write, unless it is a part of another."""
+        if keys and not self.threads.calling("write"):
+            self.written(keys[-1])
 
 
 def watched(stock: type[Any], watch: Watch) -> type[Any]:
@@ -29,65 +64,53 @@ def watched(stock: type[Any], watch: Watch) -> type[Any]:
             """Returns how many of the pages are there, from the first. Raises what it raises."""
             return int(super().batch_exists(keys))
 
-        def batch_exists(self, keys: list[str], *args: Any, **kwargs: Any) -> int:
-            with watch.threads.guarded("lookup"):
-                return int(super().batch_exists(keys, *args, **kwargs))
-            return 0
+        def batch_exists(self, keys: list[str], *args: Any, **kwargs: Any) -> Any:
+            return watch.call("lookup", 0, super().batch_exists, keys, *args, **kwargs)
 
         def batch_exists_v2(self, keys: list[str], *args: Any, **kwargs: Any) -> Any:
             from sglang.srt.mem_cache.hicache_storage import PoolTransferResult
 
-            with watch.threads.guarded("lookup"):
-                return super().batch_exists_v2(keys, *args, **kwargs)
-            return PoolTransferResult.empty()
+            missed = PoolTransferResult.empty()
+            return watch.call("lookup", missed, super().batch_exists_v2, keys, *args, **kwargs)
 
         def batch_get_v1(self, keys: list[str], *args: Any, **kwargs: Any) -> Any:
-            began = time.monotonic()
-            with watch.threads.guarded("read"):
-                found = super().batch_get_v1(keys, *args, **kwargs)
-                watch.read(sum(map(bool, found)), time.monotonic() - began)
-                return found
-            return [False] * len(keys)
+            own = watch.timed(lambda found: sum(map(bool, found)), keys, super().batch_get_v1)
+            missed = [False] * len(keys)
+            return watch.call("read", missed, own, keys, *args, **kwargs) or missed
 
         def batch_get(self, keys: list[str], *args: Any, **kwargs: Any) -> Any:
-            began = time.monotonic()
-            with watch.threads.guarded("read"):
-                found = super().batch_get(keys, *args, **kwargs)
-                pages = sum(page is not None for page in found or ())
-                watch.read(pages, time.monotonic() - began)
-                return found
-            return None
+            own = watch.timed(
+                lambda found: sum(page is not None for page in found), keys, super().batch_get
+            )
+            return watch.call("read", None, own, keys, *args, **kwargs)
 
         def batch_get_v2(
             self, transfers: Sequence[SglPoolTransfer], *args: Any, **kwargs: Any
         ) -> Any:
-            with watch.threads.guarded("read"):
-                return super().batch_get_v2(transfers, *args, **kwargs)
-            return _missed(transfers)
+            missed = _missed(transfers)
+            return watch.call("read", missed, super().batch_get_v2, transfers, *args, **kwargs)
 
         def batch_set_v1(self, keys: list[str], *args: Any, **kwargs: Any) -> Any:
+            missed = [False] * len(keys)
             try:
-                with watch.threads.guarded("write"):
-                    return super().batch_set_v1(keys, *args, **kwargs)
-                return [False] * len(keys)
+                return watch.call("write", missed, super().batch_set_v1, keys, *args, **kwargs)
             finally:
-                watch.written(keys[-1])
+                watch.ended(keys)
 
-        def batch_set(self, keys: list[str], *args: Any, **kwargs: Any) -> bool:
+        def batch_set(self, keys: list[str], *args: Any, **kwargs: Any) -> Any:
             try:
-                with watch.threads.guarded("write"):
-                    return bool(super().batch_set(keys, *args, **kwargs))
-                return False
+                return watch.call("write", False, super().batch_set, keys, *args, **kwargs)
             finally:
-                watch.written(keys[-1])
+                watch.ended(keys)
 
         def batch_set_v2(
             self, transfers: Sequence[SglPoolTransfer], *args: Any, **kwargs: Any
         ) -> Any:
-            with watch.threads.guarded("write"):
-                return super().batch_set_v2(transfers, *args, **kwargs)
-            return _missed(transfers)
+            missed = _missed(transfers)
+            return watch.call("write", missed, super().batch_set_v2, transfers, *args, **kwargs)
 
+    # SGLang tells its clients the name of the class.
+    Watched.__name__, Watched.__qualname__ = stock.__name__, stock.__qualname__
     return Watched
 
 

@@ -28,7 +28,7 @@ R = TypeVar("R")
 PART_BYTES = 1 << 28
 
 # In the names of the messages to a scheduler that may change weights.
-_TOUCHING = re.compile(r"Weight|ResumeMemory|Rpc")
+_TOUCHING = re.compile(r"(?!Get|Init|Destroy|Send)\w*(Weight|ResumeMemory|Rpc)")
 
 
 class Weights:
@@ -87,7 +87,7 @@ class Weights:
 
         Also after a trainer's name for weights that it wrote into the engine's memory itself.
         """
-        if self._scheduler is not None and _TOUCHING.search(type(obj).__name__):
+        if self._scheduler is not None and _TOUCHING.match(type(obj).__name__):
             self._rename(self._scheduler)
         return result
 

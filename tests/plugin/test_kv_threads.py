@@ -29,13 +29,16 @@ def test_a_call_that_fails_is_counted_and_the_code_behind_it_runs() -> None:
     assert threads.broken(stopped()) is None
 
 
-def test_a_call_within_a_call_ends_with_the_outer_one() -> None:
-    threads = KvThreads()
+def test_a_call_that_is_under_way_is_known_in_its_own_thread() -> None:
+    threads, elsewhere = KvThreads(), list[bool]()
     with threads.guarded("read"):
-        with threads.guarded("read"):
-            assert threads.reading
-        assert threads.reading
-    assert not threads.reading
+        other = threading.Thread(target=lambda: elsewhere.append(threads.calling("read")))
+        other.start()
+        other.join()
+        assert threads.calling("read")
+        assert not threads.calling("write")
+    assert not threads.calling("read")
+    assert elsewhere == [False]
 
 
 def test_a_thread_that_ends_is_reported_by_name_and_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import threading
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from seer_sgl.kvpool.hicache import NAMESPACE
@@ -147,7 +148,7 @@ def test_a_backend_is_opened_under_the_layout_and_watched(
     monkeypatch.setattr(pool, "PoolRank", joined)
     monkeypatch.setenv(NAMESPACE, "fleet")
     config: Any = SimpleNamespace(model_name=name, tp_size=1, pp_size=1)
-    host: Any = SimpleNamespace(dtype="d", layout="l", page_size=PAGE, size_per_token=7)
+    host: Any = SimpleNamespace(dtype="d", layout="l", logical_page_size=PAGE, size_per_token=7)
     part = PoolPart()
     store: Any = part.open_store(create, Store, "file", config, host, more=1)
     assert opened == [(Store, "file", LAYOUT.tag("fleet") + named, host, {"more": 1})]
@@ -158,7 +159,7 @@ def test_a_backend_is_opened_under_the_layout_and_watched(
     assert part.attached
     stopped = threading.Event()
     stopped.set()
-    report = part.report(cast(Any, tree_with(storage_stop_event=stopped)))
+    report = part.report(cast(Any, tree_with(storage_stop_event=stopped, enable_storage=True)))
     assert report is not None
     assert (report.failures, report.broken) == (1, None)
 
@@ -172,6 +173,10 @@ def test_a_read_that_is_long_enough_gives_a_rate(rank: FakeRank, attached: PoolP
     for pages in (0, least - 1, least):
         attached.pages_read(pages, 0.5)
     assert rank.rates == [Rates(0, 0.0, pool.RATE_TOKENS, 0.5)]
+    small = msgspec.structs.replace(LAYOUT, page_size=1)
+    rank.layout = small
+    attached.pages_read(pool.FULL_PAGES, 0.5)
+    assert rank.rates[-1] == Rates(0, 0.0, pool.FULL_PAGES, 0.5)
 
 
 def scheduler(device: str) -> Any:
@@ -230,8 +235,10 @@ def test_a_server_reports_its_namespace_and_the_size_of_its_kv(
     monkeypatch.setenv(NAMESPACE, "fleet")
     stopped = threading.Event()
     stopped.set()
-    tree: Any = tree_with(storage_stop_event=stopped)
+    tree: Any = tree_with(storage_stop_event=stopped, enable_storage=True)
     assert attached.report(tree) == PoolReport(LAYOUT.tag("fleet"), 100)
+    tree.cache_controller.enable_storage = False
+    assert attached.report(tree) is None, "SGLang has given it up"
 
 
 @pytest.mark.parametrize(

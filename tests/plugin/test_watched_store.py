@@ -101,7 +101,7 @@ def test_a_call_is_the_backends_own_and_an_error_a_miss(  # noqa: PLR0917
     assert all(arg in seen.store.asked[-1] for arg in passed)
     seen.store.away = True
     assert getattr(seen.store, call)(*args, **named) == missed
-    assert seen.threads.failures == (2 if call == "batch_exists_v2" else 1)
+    assert seen.threads.failures == 1
     assert not seen.threads.reading
 
 
@@ -115,6 +115,49 @@ def test_reads_are_timed_by_their_pages_and_writes_tell_their_last_page(seen: Se
         getattr(seen.store, call)(*args, **named)
     assert seen.read == [2, 2]
     assert seen.written == ["c"] * 4
+
+
+class Nested(Store):
+    """A backend one of whose calls is made of another, as SGLang's EIC backend."""
+
+    def batch_set_v1(self, keys: list[str], indices: Any, extra: Any = None) -> Any:
+        return self.batch_set(keys, indices)
+
+    def batch_set(self, keys: list[str], values: Any) -> Any:
+        return self._answer([True, False, True])
+
+    def batch_get_v1(self, keys: list[str], indices: Any, extra: Any = None) -> Any:
+        return [page is not None for page in self.batch_get(keys, indices)]
+
+
+def test_a_call_within_a_call_is_the_backends_own(seen: Seen) -> None:
+    watch = Watch(seen.threads, seen.written.append, seen._read)
+    store: Any = watched(Nested, watch)()
+    assert store.batch_set_v1(KEYS, "indices") == [True, False, True]
+    assert store.batch_get_v1(KEYS, "indices") == [True, True, False]
+    assert (seen.written, seen.read) == (["c"], [2])
+    store.away = True
+    assert store.batch_set_v1(KEYS, "indices") == [False] * 3
+    assert seen.threads.failures == 1
+    assert seen.written == ["c", "c"]
+
+
+@pytest.mark.parametrize("answer", [[True], None])
+def test_an_answer_of_another_length_is_a_miss(
+    seen: Seen, answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "_answer", lambda *_: answer)
+    assert seen.store.batch_get_v1(KEYS, "indices") == [False] * 3
+    assert seen.store.batch_get(KEYS, "places") is None
+
+
+def test_a_write_of_nothing_tells_nothing(seen: Seen) -> None:
+    seen.store.batch_set([], "values")
+    assert seen.written == []
+
+
+def test_clients_see_the_name_of_the_backends_class(seen: Seen) -> None:
+    assert type(seen.store).__name__ == "Store"
 
 
 def test_a_call_of_the_plugins_own_is_not_guarded(seen: Seen) -> None:

@@ -277,7 +277,10 @@ def test_a_message_that_may_change_weights_is_a_sign_of_an_update(
 
 def test_other_messages_cost_no_digest(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "digest", None)
-    for message in ("TokenizedGenerateReqInput", "AbortReq", "ReleaseMemoryOccupationReqInput"):
+    for message in (
+        *("TokenizedGenerateReqInput", "AbortReq", "ReleaseMemoryOccupationReqInput"),
+        *("GetWeightsByNameReqInput", "InitWeightsUpdateGroupReqInput"),
+    ):
         scheduler.update(message, other=False)
     Weights(PoolPart()).message_handled("done", "another process's", object())
 
