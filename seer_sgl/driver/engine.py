@@ -32,6 +32,10 @@ class Engine(Protocol):
         """Tells an engine with sessions that it need not keep the KV of a request any longer."""
         return
 
+    async def settle(self) -> None:
+        """Waits until what it was told is delivered. Raises nothing."""
+        return
+
     async def waiting(self) -> Sequence[str]:
         """Returns the ids of the queued requests that wait for their KV from the pool."""
         return ()

@@ -132,11 +132,15 @@ class RolloutLoop(EngineControl):
         self._wake()
 
     async def settle(self) -> None:
-        """Gives up all runs, and waits until their chunks are aborted, for a while."""
+        """Gives up all runs, and waits until their chunks are aborted and the engines know what
+        they need not keep, for a while."""
         self.runs.close_all()
-        tasks = [flight.task for flight in self._flights]
+        settling = {asyncio.create_task(engine.settle()) for engine in self.engines.values()}
+        tasks = settling.union(flight.task for flight in self._flights)
         if tasks:
-            await asyncio.wait(tasks, timeout=self._settle_s)
+            _, late = await asyncio.wait(tasks, timeout=self._settle_s)
+            for task in settling & late:
+                task.cancel()
 
     @override
     def set_available(self, engine_id: str, available: bool) -> None:

@@ -28,6 +28,7 @@ from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import Chunk, ChunkReply, OnTokens
 
 from . import experts, wire
+from .closing import SessionCloses
 from .describe import (
     MAY_CHANGE,
     REPLY_BYTES,
@@ -98,7 +99,7 @@ class HttpEngine:
         self._look = asyncio.Lock()  # one look at the server at a time
         self._looked_at = 0.0  # when the last one began, the event loop's time
         self._ended: str | None = None  # its result: why the server has ended
-        self._closing: set[asyncio.Task[None]] = set()  # sessions
+        self._closes = SessionCloses(self._close_session, timing.control_timeout_s)
 
     @property
     def info(self) -> EngineInfo:
@@ -327,14 +328,15 @@ class HttpEngine:
 
     def close_session(self, uid: str) -> None:
         """Lets the engine evict the KV of a request like any other; errors change nothing."""
-        task = asyncio.create_task(self._close_session(uid))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._closes.add(uid)
+
+    async def settle(self) -> None:
+        """Waits until the sessions are closed."""
+        await self._closes.settle()
 
     async def _close_session(self, uid: str) -> None:
         body = msgspec.json.encode({"session_id": uid})
-        with contextlib.suppress(EngineError):
-            await self._call("POST", "/close_session", LateBody(lambda: body))
+        await self._call("POST", "/close_session", LateBody(lambda: body))
 
     async def flush(self) -> None:
         """Drops all cached KV on the server, of all its ranks, but not in the pool.

@@ -18,7 +18,15 @@ T = TypeVar("T")
 
 # EngineInfo fields that a trainer may change while the engine runs, or a restart without harm. The
 # rollout relies on all the other fields.
-MAY_CHANGE = ("url", "instance", "model_path", "weight_version", "weights", "incremental_streaming")
+MAY_CHANGE = (
+    "url",
+    "instance",
+    "model_path",
+    "weight_version",
+    "weights",
+    "incremental_streaming",
+    "sessions",
+)
 WEIGHTS = ("model_path", "weight_version", "weights")  # the fields that describe the weights
 REPLY_BYTES = 4 << 20  # a reply without tokens, or the non-token part of a /generate reply
 MAX_MESSAGE = 500  # characters of a server's explanation

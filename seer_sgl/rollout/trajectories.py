@@ -68,11 +68,14 @@ class Client:
         shared = self._shared
         seed = derived_seed(shared.seed, self.index, self._turns, shared.group.group_id)
         request = shared.request(input_ids, seed, sampling)
-        if self._last is not None and self._last.engines:
+        if self._last is not None:
             request.preferred_engine, request.follows = self._last.engines[-1], self._last.uid
         self._turns += 1
-        self._last = request
-        sample = shared.turn(await shared.finished(request), request)
+        try:
+            sample = shared.turn(await shared.finished(request), request)
+        finally:
+            if request.engines:
+                self._last = request
         return msgspec.structs.replace(sample, index=self.index)
 
     def encode(self, text: str) -> "array[int]":

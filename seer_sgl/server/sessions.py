@@ -13,6 +13,11 @@ class _Session(msgspec.Struct):
     request: Request  # of the newest turn
     group: OpenGroup  # the session holds it open, so that its KV stays in the pool
     at: float
+    earlier: Request | None  # the newest turn before it that an engine ran
+
+    def last(self) -> Request | None:
+        """Returns the newest turn that an engine ran."""
+        return self.request if self.request.engines else self.earlier
 
 
 class Sessions:
@@ -26,9 +31,9 @@ class Sessions:
         return len(self._sessions)
 
     def last_turn(self, session_id: str) -> Request | None:
-        """Returns the request of the session's newest turn; None for a new session."""
+        """Returns the request of the newest turn that an engine ran; None for a new session."""
         session = self._sessions.get(session_id)
-        return None if session is None else session.request
+        return None if session is None else session.last()
 
     def took_turn(self, session_id: str, request: Request, group: OpenGroup, now: float) -> None:
         """Records a new turn of a session, which may be its first."""
@@ -36,7 +41,8 @@ class Sessions:
         group.holds += 1
         if before is not None:
             before.group.holds -= 1
-        self._sessions[session_id] = _Session(request, group, now)
+        earlier = None if before is None else before.last()
+        self._sessions[session_id] = _Session(request, group, now, earlier)
         if len(self._sessions) > MOST_SESSIONS:
             self._forget(next(iter(self._sessions)))
 

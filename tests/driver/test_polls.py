@@ -23,6 +23,9 @@ class Polled:
         self.info = info(engine_id)
         self.at: list[float] = []
 
+    async def settle(self) -> None:
+        return
+
     async def load(self) -> EngineLoad:
         self.at.append(asyncio.get_running_loop().time())
         return EngineLoad(used_tokens=0, progress=(len(self.at),))

@@ -56,6 +56,9 @@ class StepwiseEngine:
         self.arrived = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self.run())
 
+    async def settle(self) -> None:
+        return
+
     async def generate(self, chunk: Chunk, _: object = None) -> ChunkReply:
         request, loop = chunk.request, asyncio.get_running_loop()
         left = self.lengths[request.uid] - request.generated
