@@ -92,7 +92,8 @@ async def test_two_ways_to_stop_end_a_drafted_response_where_they_end_a_plain_on
     parts = by_key([sample for group in groups for sample in group.samples])
     assert_identical(whole, parts)
     assert [one["engine_id"] for one in report["drafting"]["engines"]] == ["e0", "e1"]
-    assert accepted_drafts(report) > ENOUGH
+    # In chunks of 3 tokens the drafts are what siblings happen to have written by then.
+    assert accepted_drafts(report) > (ENOUGH if with_history or chunk_tokens > 3 else 0)
     for kind, own in kinds.items():
         found = [sample for (group, _), sample in parts.items() if group.startswith(kind)]
         undivided = {"stop_regex", "regex"} & own.keys()
