@@ -7,6 +7,7 @@ import random
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.describe import describe
 from seer_sgl.engine.session import open_session
 from seer_sgl.engine_types import EngineInfo
+from seer_sgl.rollout.samples import encode_sample
 from seer_sgl.types import ChunkResult, Group, Request, Sample
 from tests.e2e.compare import Samples, accepted_drafts, assert_identical, by_key
 from tests.e2e.fleet.conftest import GROUPS, SEED, opened, prompts
@@ -54,9 +56,13 @@ async def all_samples(run: Run) -> list[Sample]:
 
 
 async def test_as_many_ways_to_sample_as_groups_and_none_changes_a_token(
-    reference: Samples, fleet: dict[str, Any]
+    reference: Samples, fleet: dict[str, Any], tmp_path: Path
 ) -> None:
-    async with opened(fleet, placement=AlwaysElsewhere(fetch=True)) as rollout:
+    # Drafts from a history do not depend on the progress of siblings, which a busy machine delays.
+    history = tmp_path / "history.jsonl"
+    history.write_bytes(b"\n".join(map(encode_sample, reference.values())))
+    drafting = {**fleet, "draft": {**fleet["draft"], "history": str(history)}}
+    async with opened(drafting, placement=AlwaysElsewhere(fetch=True)) as rollout:
         groups = [group async for group in rollout.run(prompts())]
         report = rollout.report()
     assert len({json.dumps(prompt["sampling"]) for prompt in prompts()}) == GROUPS == len(groups)
@@ -67,7 +73,7 @@ async def test_as_many_ways_to_sample_as_groups_and_none_changes_a_token(
     assert all(sample.chunks == 1 for group in whole for sample in group.samples)
     assert report["migrations"] == report["chunks"] - report["samples"] > 40
     assert report["cached_tokens"]["storage"] > 0
-    assert accepted_drafts(report) > 0
+    assert accepted_drafts(report) > 20
     assert set(report["finish_reasons"]) == {"stop", "length"}
     kinds_of_end = {type(sample.matched) for sample in parts.values()}
     assert kinds_of_end == {int, str, type(None)}
