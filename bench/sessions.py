@@ -48,8 +48,9 @@ async def generate(
         return result
 
 
-async def converse(url: str, between: int) -> tuple[int, int]:
-    """Returns the cached tokens of the later turns, and all tokens of their prompts."""
+async def converse(url: str, between: int) -> tuple[list[list[int]], int, int]:
+    """Returns the tokens of all conversations, the cached tokens of the later turns, and all tokens
+    of their prompts."""
     rng, cached, total = random.Random(7), 0, 0
     talks = [rng.choices(WORDS, k=BEGIN) for _ in range(TALKS)]
     names = [f"{between}-{i}" for i in range(TALKS)]
@@ -65,7 +66,7 @@ async def converse(url: str, between: int) -> tuple[int, int]:
                     await generate(http, url, rng.choices(WORDS, k=SINGLE), 8)
         for name in names:
             await http.post(f"{url}/close_session", json={"session_id": name})
-    return cached, total
+    return talks, cached, total
 
 
 async def measured() -> list[dict[str, Any]]:
@@ -74,7 +75,7 @@ async def measured() -> list[dict[str, Any]]:
     for kept in (False, True):
         async with Rollout(config(kept)) as rollout:
             for between in BETWEEN:
-                cached, total = await converse(rollout.engines[0].url, between)
+                _, cached, total = await converse(rollout.engines[0].url, between)
                 figures.append(
                     {"sessions": kept, "between": between, "cached": cached, "tokens": total}
                 )
