@@ -29,11 +29,11 @@ class Engine(Protocol):
         """Returns the current load of the engine."""
 
     def close_session(self, uid: str) -> None:
-        """Tells an engine with sessions that it need not keep the KV of a request any longer."""
+        """Closes the session of a request on an engine with sessions, soon."""
         return
 
     async def settle(self) -> None:
-        """Waits until what it was told is delivered. Raises nothing."""
+        """Waits until the sessions are closed. Raises nothing."""
         return
 
     async def waiting(self) -> Sequence[str]:

@@ -132,8 +132,8 @@ class RolloutLoop(EngineControl):
         self._wake()
 
     async def settle(self) -> None:
-        """Gives up all runs, and waits until their chunks are aborted and the engines know what
-        they need not keep, for a while."""
+        """Gives up all runs. Waits until their chunks are aborted and their sessions closed, for
+        `settle_s` at most."""
         self.runs.close_all()
         settling = {asyncio.create_task(engine.settle()) for engine in self.engines.values()}
         tasks = settling.union(flight.task for flight in self._flights)

@@ -331,7 +331,7 @@ class HttpEngine:
         self._closes.add(uid)
 
     async def settle(self) -> None:
-        """Waits until the sessions are closed."""
+        """Waits until the closed sessions are closed on the server."""
         await self._closes.settle()
 
     async def _close_session(self, uid: str) -> None:

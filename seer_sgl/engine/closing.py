@@ -10,8 +10,8 @@ from seer_sgl.errors import EngineError
 class SessionCloses:
     """The sessions of one engine that are still to be closed.
 
-    close: raises EngineError. An engine that takes longer than `timeout_s` is asked no more for
-    those that wait: what SGLang keeps of them is evicted in the end.
+    close: raises EngineError. If a call takes longer than `timeout_s`, the waiting sessions are
+    dropped: SGLang evicts their KV last, but it does evict it.
     """
 
     def __init__(self, close: Callable[[str], Awaitable[None]], timeout_s: float) -> None:

@@ -11,7 +11,7 @@ Count = Callable[[Any], int]
 
 
 class Watch(NamedTuple):
-    """What is told of a backend's calls, in SGLang's threads."""
+    """The receivers of the events of a backend's calls, in SGLang's threads."""
 
     threads: KvThreads
     written: Callable[[str], None]  # the last page of a write, even of a failed one
@@ -109,7 +109,7 @@ def watched(stock: type[Any], watch: Watch) -> type[Any]:
             missed = _missed(transfers)
             return watch.call("write", missed, super().batch_set_v2, transfers, *args, **kwargs)
 
-    # SGLang tells its clients the name of the class.
+    # SGLang returns the name of the class to clients (`cached_tokens_details`).
     Watched.__name__, Watched.__qualname__ = stock.__name__, stock.__qualname__
     return Watched
 
