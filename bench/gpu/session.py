@@ -162,11 +162,17 @@ class Measuring:
         """Lets the running part end within a few seconds, and starts no other."""
         self._stopped = True
 
-    def measure(self, todo: Sequence[Part], seconds: float) -> bool:
-        """Runs the parts, as many as the time allows; prints a line for each. Returns whether all
-        of them succeeded, or were cut."""
+    def measure(self, offer: Callable[[], Sequence[Part]], seconds: float) -> bool:
+        """Runs parts, each once, as many as the time allows; prints a line for each. Returns
+        whether all of them succeeded, or were cut.
+
+        offer: returns the parts that wait, in order. It is called before each part, because what a
+        machine can do may grow: kernels that arrive while it measures bring parts of their own.
+        """
         until, sound = self._clock() + seconds, True
-        for part in todo:
+        begun: set[str] = set()
+        while part := next((one for one in offer() if one.name not in begun), None):
+            begun.add(part.name)
             left = until - self._clock() - GRACE_S
             if left < LEAST_S or self._stopped:
                 print(f"{part.name} and the parts after it wait for the next call", flush=True)
@@ -242,11 +248,16 @@ def main() -> None:
     if not without_gpu:
         require_gpu(PROGRAM)
     machine = Machine() if without_gpu else Machine(gpu_count(), has_fa3())
-    every = rehearsal(session) if options.rehearse else parts(session, machine)
     chosen = options.parts.split(",") if options.parts else []
     results = Results(out, options.archive or archive_of(out))
+
+    def offer() -> list[Part]:
+        now = machine if without_gpu else machine._replace(fa3=has_fa3())
+        every = rehearsal(session) if options.rehearse else parts(session, now)
+        return waiting(every, results.record(), chosen)
+
     try:
-        todo = waiting(every, results.record(), chosen)
+        todo = offer()
     except ValueError as error:
         parser.error(str(error))
     if options.list:
@@ -259,7 +270,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, measuring.stop)
     prepare(session, machine)
-    sound = measuring.measure(todo, options.seconds)
+    sound = measuring.measure(offer, options.seconds)
     print(f"results: {results.archive}")
     raise SystemExit(0 if sound else 1)
 

@@ -4,6 +4,7 @@ import importlib.metadata
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -37,28 +38,63 @@ def test_files_arrive_whole_from_folders_in_any_order(tmp_path: Path) -> None:
     for name, content in contents.items():
         (files / name).write_bytes(content)
     packed = prepare.folders({name: len(content) for name, content in contents.items()}, 30)
-    for number, pieces in enumerate(packed, 1):
-        install.write_folder(out / str(number), files, pieces, number, len(packed))
-    assert install.stage(out / "2", tmp_path / "stage") == [1, 3]
-    assert install.stage(out / "1", tmp_path / "stage") == [3]
-    assert install.stage(out / "3", tmp_path / "stage") == []
-    install.join(tmp_path / "stage", tmp_path / "joined")
+    install.write_folders(out, files, packed, install.BASE)
+    stage = tmp_path / "stage"
+    assert install.stage(out / "2", stage) == ["1", "3"]
+    assert install.stage(out / "1", stage) == ["3"]
+    assert not install.complete(stage / install.BASE)
+    assert install.stage(out / "3", stage) == []
+    assert install.complete(stage / install.BASE)
+    install.join(stage / install.BASE, tmp_path / "joined")
     joined = {path.name: path.read_bytes() for path in (tmp_path / "joined").iterdir()}
     assert joined == contents
 
 
 def test_of_the_kernels_only_those_of_hopper_travel() -> None:
     names = {
-        "sgl_kernel/__init__.py": (True, True),
-        "sgl_kernel/sm90/common_ops.abi3.so": (True, True),
-        "sglang_kernel-0.4.7.dist-info/METADATA": (True, True),
-        "sgl_kernel/flash_ops.abi3.so": (False, True),
-        "sgl_kernel/sm100/common_ops.abi3.so": (False, False),
-        "sgl_kernel/flashmla_ops.abi3.so": (False, False),
+        "sgl_kernel/__init__.py": install.BASE,
+        "sgl_kernel/sm90/common_ops.abi3.so": install.BASE,
+        "sglang_kernel-0.4.7.dist-info/METADATA": install.BASE,
+        "sgl_kernel/flash_ops.abi3.so": install.FA3,
+        "sgl_kernel/sm100/common_ops.abi3.so": None,
+        "sgl_kernel/flashmla_ops.abi3.so": None,
     }
-    for name, (without, with_fa3) in names.items():
-        assert prepare.needed(name, fa3=False) == without, name
-        assert prepare.needed(name, fa3=True) == with_fa3, name
+    assert {name: prepare.set_of(name) for name in names} == names
+
+
+@pytest.mark.parametrize("later", [install.BASE, install.FA3])
+def test_flash_attention_3_arrives_before_or_after_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str
+) -> None:
+    files, out, root = tmp_path / "files", tmp_path / "out", tmp_path / "root"
+    files.mkdir()
+    contents = {
+        "sgl_kernel/__init__.py": b"",
+        "sgl_kernel/flash_ops.abi3.so": b"fa3" * 9,
+        "sgl_kernel/sm100/common_ops.abi3.so": b"unneeded",
+    }
+    wheel = tmp_path / "sglang_kernel-1.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        for name, content in contents.items():
+            packed.writestr(name, content)
+    for kind in (install.BASE, install.FA3):
+        prepare.pack_kernels(wheel, files, kind)
+        size = (files / install.KERNELS[kind]).stat().st_size
+        in_folders = prepare.folders({install.KERNELS[kind]: size}, 150)
+        install.write_folders(out, files, in_folders, kind)
+    monkeypatch.setattr(install, "run", lambda *_: None)  # there are no wheels
+    kernels = root / "site" / "sgl_kernel" / "flash_ops.abi3.so"
+    sooner = {install.BASE: install.FA3, install.FA3: install.BASE}[later]
+    for kind in (sooner, later):
+        assert not kernels.exists()
+        for folder in sorted(out.glob("fa3-*" if kind == install.FA3 else "[0-9]*")):
+            missing = install.stage(folder, root / "stage")
+        assert not missing
+        install.install(root, kind)
+    assert kernels.read_bytes() == contents["sgl_kernel/flash_ops.abi3.so"]
+    assert (kernels.parent / "__init__.py").exists()
+    assert not (kernels.parent / "sm100").exists()
+    assert (root / "env.sh").exists()
 
 
 def test_sglang_finds_the_plugin_of_the_checkout(tmp_path: Path) -> None:

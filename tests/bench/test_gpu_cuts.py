@@ -70,6 +70,10 @@ class Fake:
         """Returns a session with this clock and these parts."""
         return Measuring(self.results, run_part=self.run, clock=lambda: self.now)
 
+    def offer(self) -> list[Part]:
+        """Returns the parts that wait."""
+        return waiting(EVERY, self.results.record(), [])
+
     def rows(self) -> set[str]:
         """Returns all rows in the archive, also of tries that were cut."""
         found: set[str] = set()
@@ -84,7 +88,7 @@ class Fake:
 
 def calls(fake: Fake, dice: random.Random) -> Iterator[str]:
     """Runs a session again and again; each ends in one of the ways of END. Yields the way."""
-    while waiting(EVERY, fake.results.record(), []):
+    while fake.offer():
         end, at = dice.choice(END), fake.now + dice.uniform(0, 500)
         measuring = fake.measuring()
 
@@ -96,8 +100,7 @@ def calls(fake: Fake, dice: random.Random) -> Iterator[str]:
 
         fake.ends = ends
         try:
-            todo = waiting(EVERY, fake.results.record(), [])
-            measuring.measure(todo, dice.uniform(*COMMAND_S))
+            measuring.measure(fake.offer, dice.uniform(*COMMAND_S))
         except Killed:
             if end == "machine gone":
                 shutil.rmtree(fake.out)
@@ -124,12 +127,26 @@ def test_what_was_measured_is_kept_and_what_was_cut_is_offered_again(
         assert len(last) == -(-seconds // ROW_S), "the last try is whole, and stands in its place"
 
 
+def test_kernels_that_arrive_while_a_session_measures_bring_parts(tmp_path: Path) -> None:
+    fake = Fake(tmp_path)
+
+    def offer() -> list[Part]:
+        parts = [Part("machine", ()), Part("steps", ()), Part("exact", ())]
+        done = fake.results.record()
+        if "machine" in done:
+            parts[1:1] = [Part("kernels", ())]
+        return waiting(parts, done, [])
+
+    assert fake.measuring().measure(offer, 3600.0)
+    assert list(fake.results.record()) == ["machine", "kernels", "steps", "exact"]
+
+
 def test_a_part_that_ends_the_machine_does_not_keep_the_others_from_their_turn(
     tmp_path: Path,
 ) -> None:
     fake = Fake(tmp_path)
     fake.results.begin("machine")
-    assert [part.name for part in waiting(EVERY, fake.results.record(), [])] == [
+    assert [part.name for part in fake.offer()] == [
         "kernels",
         "steps",
         "shapes",
@@ -140,7 +157,7 @@ def test_a_part_that_ends_the_machine_does_not_keep_the_others_from_their_turn(
 
 def test_a_part_that_the_time_ends_leaves_time_to_write(tmp_path: Path) -> None:
     fake = Fake(tmp_path)
-    fake.measuring().measure(EVERY, 150 + GRACE_S)
+    fake.measuring().measure(fake.offer, 150 + GRACE_S)
     assert fake.now <= 150 + ROW_S
     assert fake.results.record()["steps"]["cut"]
 

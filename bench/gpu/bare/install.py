@@ -1,9 +1,10 @@
 """Installs SGLang on a GPU machine without a package index, from the folders of prepare.py.
 
-`python3 bench/gpu/bare/install.py FOLDER` takes one folder, in any order, and installs everything
-into ~/seer with the last one. Then `. ~/seer/env.sh` sets the environment for
-`python3 -m bench.gpu`. It needs Python 3.12, pip, and the packages beside which
-packages.txt was made.
+`python3 bench/gpu/bare/install.py FOLDER` takes one folder, in any order, and installs a set of
+folders into ~/seer with the last one of the set: `base`, or the kernels of FlashAttention 3, which
+may come while a session measures. Then `. ~/seer/env.sh` sets the environment for
+`python3 -m bench.gpu`. It needs Python 3.12, pip, and the packages beside which packages.txt was
+made.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ PROGRAM = "bench/gpu/bare/install.py"
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[2]
 PACKAGES = HERE / "packages.txt"
-KERNELS = "kernels.tar.xz"
+BASE, FA3 = "base", "fa3"  # sets of folders
+KERNELS: Mapping[str, str] = {BASE: "kernels.tar.xz", FA3: "fa3.tar.xz"}
 SYSTEM_FILES = "*.deb"
 MANIFEST = "manifest.json"
 
@@ -40,34 +42,40 @@ class Piece(NamedTuple):
         return self.name if self.end - self.begin == self.size else f"{self.name}.{self.begin}"
 
 
-def write_folder(
-    folder: Path, files: Path, pieces: Sequence[Piece], number: int, folders: int
-) -> None:
-    """Writes folder `number` of `folders`, with pieces of the files in `files`."""
-    folder.mkdir(parents=True)
-    for piece in pieces:
-        with (files / piece.name).open("rb") as file:
-            file.seek(piece.begin)
-            (folder / piece.file).write_bytes(file.read(piece.end - piece.begin))
-    manifest = {"number": number, "folders": folders, "pieces": pieces}
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+def write_folders(
+    out: Path, files: Path, packed: Sequence[Sequence[Piece]], kind: str
+) -> dict[Path, int]:
+    """Writes the folders of a set, with pieces of the files in `files`. Returns the bytes of each
+    folder."""
+    sizes = {}
+    for number, pieces in enumerate(packed, 1):
+        folder = out / (str(number) if kind == BASE else f"{kind}-{number}")
+        folder.mkdir(parents=True)
+        for piece in pieces:
+            with (files / piece.name).open("rb") as file:
+                file.seek(piece.begin)
+                (folder / piece.file).write_bytes(file.read(piece.end - piece.begin))
+        manifest = {"set": kind, "number": number, "folders": len(packed), "pieces": pieces}
+        (folder / MANIFEST).write_text(json.dumps(manifest))
+        sizes[folder] = sum(piece.end - piece.begin for piece in pieces)
+    return sizes
 
 
-def stage(folder: Path, stage: Path) -> list[int]:
-    """Takes a folder over into `stage`. Returns the numbers of the folders that are missing."""
+def stage(folder: Path, stage: Path) -> list[str]:
+    """Takes a folder over into `stage`. Returns the names of those of its set that are missing."""
     manifest = json.loads((folder / MANIFEST).read_text())
-    own = stage / str(manifest["number"])
+    kind, own = manifest["set"], stage / manifest["set"] / str(manifest["number"])
     shutil.rmtree(own, ignore_errors=True)
     shutil.copytree(folder, own)
     return [
-        number
+        str(number) if kind == BASE else f"{kind}-{number}"
         for number in range(1, manifest["folders"] + 1)
-        if not (stage / str(number) / MANIFEST).exists()
+        if not (stage / kind / str(number) / MANIFEST).exists()
     ]
 
 
 def join(stage: Path, files: Path) -> None:
-    """Puts the files together from the pieces in `stage`."""
+    """Puts the files together from the pieces of a set in `stage`."""
     files.mkdir(exist_ok=True)
     for manifest in stage.glob(f"*/{MANIFEST}"):
         for piece in (Piece(*fields) for fields in json.loads(manifest.read_text())["pieces"]):
@@ -77,20 +85,30 @@ def join(stage: Path, files: Path) -> None:
                 file.write((manifest.parent / piece.file).read_bytes())
 
 
-def install(root: Path, files: Path) -> None:
+def install_base(root: Path, files: Path) -> None:
     """Installs packages, kernels and system libraries below `root`."""
     site, libraries = root / "site", root / "lib"
     libraries.mkdir(exist_ok=True)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     pip += ["--no-compile", "--no-cache-dir", "--upgrade", "--target", str(site)]
     run(*pip, *map(str, files.glob("*.whl")))
-    with tarfile.open(files / KERNELS) as kernels:
+    with tarfile.open(files / KERNELS[BASE]) as kernels:
         kernels.extractall(site, filter="data")
     for package in files.glob(SYSTEM_FILES):
         run("dpkg", "-x", str(package), str(root / "deb"))
     for library in (root / "deb").glob("**/x86_64-linux-gnu/*.so*"):  # /lib and /usr/lib
         shutil.copy(library, libraries, follow_symlinks=True)
     describe_checkout(site)
+
+
+def install_fa3(root: Path, files: Path) -> None:
+    """Adds the kernels of FlashAttention 3, each file at once: a session may be running."""
+    unpacked = root / FA3
+    with tarfile.open(files / KERNELS[FA3]) as kernels:
+        kernels.extractall(unpacked, filter="data")
+    for file in unpacked.glob("**/*.so"):
+        file.replace(root / "site" / file.relative_to(unpacked))
+    shutil.rmtree(unpacked)
 
 
 def describe_checkout(site: Path) -> None:
@@ -140,14 +158,33 @@ def main() -> None:
         fail(f"{options.folder} is no folder of prepare.py: it has no {MANIFEST}")
     missing = stage(options.folder, root / "stage")
     if missing:
-        print(f"{options.folder} is here; missing: {', '.join(map(str, missing))}")
+        print(f"{options.folder} is here; missing: {', '.join(missing)}")
         return
     if sys.version_info[:2] != (3, 12):
         fail(f"the packages are for Python 3.12; this is {sys.version.split()[0]}")
-    join(root / "stage", root / "files")
-    install(root, root / "files")
-    (root / "env.sh").write_text(environment(root) + "\n")
-    print(f"installed; next: . {root}/env.sh && python3 -m bench.gpu ~/results")
+    install(root, json.loads((options.folder / MANIFEST).read_text())["set"])
+
+
+def install(root: Path, kind: str) -> None:
+    """Installs a set whose folders are all staged; FlashAttention 3 once the base is there."""
+    site, fa3 = root / "site", root / "stage" / FA3
+    if kind == BASE:
+        join(root / "stage" / BASE, root / "files")
+        install_base(root, root / "files")
+        (root / "env.sh").write_text(environment(root) + "\n")
+        print(f"installed; next: . {root}/env.sh && python3 -m bench.gpu ~/results")
+    if kind == FA3 and not site.exists():
+        print("FlashAttention 3 is here; it is installed with the last of the other folders")
+    elif complete(fa3):
+        join(fa3, root / "files")
+        install_fa3(root, root / "files")
+        print("FlashAttention 3 installed")
+
+
+def complete(stage: Path) -> bool:
+    """Returns whether all folders of a set are staged."""
+    found = list(stage.glob(f"*/{MANIFEST}"))
+    return bool(found) and len(found) == json.loads(found[0].read_text())["folders"]
 
 
 def run(*command: str) -> None:

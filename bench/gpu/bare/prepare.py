@@ -3,8 +3,8 @@
 `python -m bench.gpu.bare.prepare OUT` downloads the packages of packages.txt for Python 3.12 on
 x86-64, leaves out what a dense model on Hopper does not load, and writes folders OUT/1, OUT/2, ...
 of at most --limit MB. Bring the checkout and the folders over, and call install.py there with each.
-`--fa3` adds the kernels of FlashAttention 3: 1.1 GB, packed 120 MB, in ten minutes and with 3 GB of
-memory.
+`--fa3` writes the kernels of FlashAttention 3 into folders of their own, OUT/fa3-1, ..., which can
+follow while the machine measures: 1.1 GB, packed 120 MB, in ten minutes and with 3 GB of memory.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from .install import KERNELS, PACKAGES, SYSTEM_FILES, Piece, write_folder
+from .install import BASE, FA3, KERNELS, PACKAGES, SYSTEM_FILES, Piece, write_folders
 
 PROGRAM = "bench.gpu.bare.prepare"
 PYTHON = "3.12"
@@ -44,11 +44,12 @@ def folders(sizes: Mapping[str, int], limit: int) -> list[list[Piece]]:
     return packed
 
 
-def needed(name: str, fa3: bool) -> bool:
-    """Returns whether a file of the wheel sglang-kernel is needed on Hopper."""
+def set_of(name: str) -> str | None:
+    """Returns the set of folders that a file of the wheel sglang-kernel belongs to; None: it is not
+    needed on Hopper."""
     if name.endswith(".py") or ".dist-info/" in name or "/sm90/" in name:
-        return True
-    return fa3 and name.startswith("sgl_kernel/flash_ops")
+        return BASE
+    return FA3 if name.startswith("sgl_kernel/flash_ops") else None
 
 
 def download(folder: Path) -> None:
@@ -60,24 +61,22 @@ def download(folder: Path) -> None:
     subprocess.run([*command, "-r", str(PACKAGES)], check=True)
 
 
-def strip_kernels(folder: Path, fa3: bool) -> None:
-    """Replaces the wheel sglang-kernel by an archive of the files that are needed."""
-    (wheel,) = folder.glob("sglang_kernel-*.whl")
+def pack_kernels(wheel: Path, folder: Path, kind: str) -> None:
+    """Writes the archive of the files of the wheel sglang-kernel that belong to a set."""
     # The kernels of FlashAttention 3 resemble each other over hundreds of megabytes.
-    window = 1 << (28 if fa3 else 23)
+    window = 1 << (28 if kind == FA3 else 23)
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": window}]
     with (
         zipfile.ZipFile(wheel) as packed,
-        lzma.open(folder / KERNELS, "wb", filters=filters) as output,
+        lzma.open(folder / KERNELS[kind], "wb", filters=filters) as output,
         tarfile.open(fileobj=output, mode="w|") as kernels,
     ):
         for info in packed.infolist():
-            if not info.is_dir() and needed(info.filename, fa3):
+            if not info.is_dir() and set_of(info.filename) == kind:
                 member = tarfile.TarInfo(info.filename)
                 member.size = info.file_size
                 with packed.open(info) as content:
                     kernels.addfile(member, content)
-    wheel.unlink()
 
 
 def system_files(folder: Path) -> bool:
@@ -104,16 +103,20 @@ def main() -> None:
         except subprocess.CalledProcessError:
             print(f"{PROGRAM}: pip cannot download {PACKAGES}", file=sys.stderr)
             raise SystemExit(2) from None
-        strip_kernels(files, options.fa3)
         if not system_files(files):
             print("without libibverbs1: Mooncake needs it, else the KV pool uses files")
+        (wheel,) = files.glob("sglang_kernel-*.whl")
+        kinds = (BASE, FA3) if options.fa3 else (BASE,)
+        for kind in kinds:
+            pack_kernels(wheel, files, kind)
+        wheel.unlink()
         sizes = {file.name: file.stat().st_size for file in files.iterdir()}
+        fa3 = {name: sizes.pop(name) for name in (KERNELS[FA3],) if name in sizes}
         shutil.rmtree(options.out, ignore_errors=True)
-        packed = folders(sizes, int(options.limit * 1e6))
-        for number, pieces in enumerate(packed, 1):
-            write_folder(options.out / str(number), files, pieces, number, len(packed))
-            size = sum(piece.end - piece.begin for piece in pieces)
-            print(f"{options.out / str(number)}: {len(pieces)} files, {size / 1e6:.0f} MB")
+        for kind, content in zip(kinds, (sizes, fa3), strict=False):
+            packed = folders(content, int(options.limit * 1e6))
+            for folder, size in write_folders(options.out, files, packed, kind).items():
+                print(f"{folder}: {size / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":
