@@ -12,7 +12,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,16 @@ from seer_sgl.draft.tree import Accepted
 
 Tokens = NDArray[np.int32]
 PROBABILITIES = (0.1, 0.05, 0.03, 0.02, 0.01)
-WIDTHS, MOST, PATHS = (1, 3, 5, 9, 17), 16, 4
-BATCH, KV_TOKENS, RESERVED = 16, 8192, 128  # of an engine; tokens kept free for each response
+MOST, RESERVED = 16, 128  # drafts per step; tokens kept free for each response
 GROUPS, SEEDS, ENGINES = 8, (1, 2, 3, 4), 2
 NOTHING = np.empty(0, np.int32)
+
+
+class Steps(Protocol):
+    """The time of a step."""
+
+    def seconds(self, batch: int, drafts: int, kv: int) -> float:
+        """Returns the time of a step with so many rows, draft tokens and KV tokens."""
 
 
 class Cost(NamedTuple):
@@ -79,6 +85,34 @@ class Engine:
     rows: list[Row] = field(default_factory=list)
 
 
+class Setup(NamedTuple):
+    """What all engines have in common. batch: the most rows of a step. context: KV tokens of a
+    request beside its recorded prompt and response. choice: of the drafts to verify, by the
+    engines' policy, or the best for known costs: equally many per row, or as many as pay in each.
+    """
+
+    cost: Steps
+    widths: Sequence[int] = (1, 3, 5, 9, 17)
+    paths: int = 4
+    batch: int = 16
+    kv_tokens: int = 8192
+    context: int = 0
+    choice: Literal["policy", "even", "ragged"] = "policy"
+
+    def times(self) -> StepTimes:
+        """Returns the times that an engine measures when it starts."""
+        sizes = [1 << i for i in range(self.batch.bit_length())]
+        return StepTimes(
+            {
+                (batch, width): self.cost.seconds(
+                    batch, batch * (width - 1), batch * (self.context + 450)
+                )
+                for batch in sizes
+                for width in self.widths
+            }
+        )
+
+
 class Totals(NamedTuple):
     """Sums over all steps of all engines."""
 
@@ -87,9 +121,9 @@ class Totals(NamedTuple):
     rows: int
 
 
-def path(drafts: Drafts, row: int, truth: Tokens, width: int) -> list[int]:
-    """Returns the drafted nodes below `width` that match the response, from the root on."""
-    count = min(int(drafts.counts[row]), width - 1)
+def path(drafts: Drafts, row: int, truth: Tokens) -> list[int]:
+    """Returns the drafted nodes that match the response, from the root on."""
+    count = int(drafts.counts[row])
     tokens, parents = drafts.tokens[row, :count], drafts.parents[row, :count]
     found: list[int] = []
     for token in truth:
@@ -101,65 +135,97 @@ def path(drafts: Drafts, row: int, truth: Tokens, width: int) -> list[int]:
     return found
 
 
-def step(engine: Engine, drafter: Drafter, cost: Cost) -> Totals:
+def best_counts(setup: Setup, policy: DraftPolicy, drafts: Drafts, kv: int) -> NDArray[np.int32]:
+    """Returns the drafts of each row that bring the most expected tokens per second, int32 [n].
+
+    More than an engine can reach: the time of every choice is known before the step.
+    """
+    expected = policy.acceptance.expected(drafts)
+    count, most = expected.shape
+    exists = np.arange(most) < drafts.counts[:, None]
+    if setup.choice == "even":
+        gained = np.cumsum(np.where(exists, expected, 0.0).sum(axis=0))
+        taken = _best(setup, count, gained, count, kv)
+        return np.minimum(drafts.counts, taken)
+    # A node counts as much as the best node after it, because rows are cut to their first drafts.
+    worth = np.maximum.accumulate(np.where(exists, expected, 0.0)[:, ::-1], axis=1)[:, ::-1]
+    rows, nodes = np.nonzero(exists)
+    order = np.lexsort((nodes, -worth[rows, nodes]))
+    taken = _best(setup, count, np.cumsum(expected[rows, nodes][order]), 1, kv)
+    return np.bincount(rows[order[:taken]], minlength=count).astype(np.int32)
+
+
+def _best(setup: Setup, rows: int, gained: NDArray[np.float64], each: int, kv: int) -> int:
+    """Returns the number of choices with the most tokens per second. gained: expected tokens by
+    number. each: draft tokens of a choice."""
+    seconds = [setup.cost.seconds(rows, each * taken, kv) for taken in range(len(gained) + 1)]
+    return int(np.argmax((np.concatenate([[0.0], gained]) + rows) / np.array(seconds)))
+
+
+def step(engine: Engine, drafter: Drafter, setup: Setup) -> Totals:
     """Decodes one step of the engine's batch."""
     rows, policy = engine.rows, engine.policy
-    kv = sum(row.prompt_len + row.done for row in rows)
-    width = 1
+    kv = sum(setup.context + row.prompt_len + row.done for row in rows)
+    width, verified = 1, 0
     paths: list[list[int]] = [[] for _ in rows]
     drafts: Drafts | None = None
-    if not policy.resting():
+    if setup.choice != "policy" or not policy.resting():
         left = [min(MOST, len(row.text) - row.done - 1) for row in rows]
         drafts = drafter.step(
             np.array([row.slot for row in rows]),
             np.concatenate([row.new for row in rows]),
             np.array([len(row.new) for row in rows], np.int32),
             np.maximum(left, 0).astype(np.int32),
-            PATHS,
+            setup.paths,
         )
         for row in rows:
             row.new = NOTHING
         if drafts.counts.any():
-            width = policy.width(drafts)
+            if setup.choice == "policy":
+                width = policy.width(drafts)
+                counts = np.minimum(drafts.counts, width - 1)
+            else:
+                counts = best_counts(setup, policy, drafts, kv)
+                width = int(counts.max()) + 1
+            ragged = setup.choice == "ragged"
+            verified = int(counts.sum()) if ragged else (width - 1) * len(rows)
+            drafts = drafts._replace(counts=counts)
     if drafts is not None and width > 1:
-        paths = [path(drafts, i, row.text[row.done :], width) for i, row in enumerate(rows)]
+        paths = [path(drafts, i, row.text[row.done :]) for i, row in enumerate(rows)]
         nodes = np.full((len(rows), width), -1, np.int32)
         nodes[:, 0] = 0
         for i, found in enumerate(paths):
             nodes[i, 1 : 1 + len(found)] = np.array(found, np.int32) + 1
-        counts = np.array([len(found) + 1 for found in paths], np.int32)
-        policy.acceptance.observe(drafts, Accepted(nodes, counts), width)
-    seconds = cost.seconds(len(rows), (width - 1) * len(rows), kv)
-    policy.times.observe(len(rows), width, seconds)
+        accepted = np.array([len(found) + 1 for found in paths], np.int32)
+        policy.acceptance.observe(drafts, Accepted(nodes, accepted), width)
+    seconds = setup.cost.seconds(len(rows), verified, kv)
+    if setup.choice == "policy":
+        policy.times.observe(len(rows), width, seconds)
     for row, found in zip(rows, paths, strict=True):
         row.advance(len(found) + 1)
     engine.now_s += seconds
     return Totals(seconds, sum(len(found) + 1 for found in paths), len(rows))
 
 
-def replay(groups: Sequence[Siblings], cost: Cost, probability: float) -> Totals:
+def replay(groups: Sequence[Siblings], setup: Setup, probability: float) -> Totals:
     """Decodes all responses of the groups, first responses first, then group after group."""
     drafter = Drafter(min_probability=probability)
     for number, group in enumerate(groups):
         drafter.open(str(number), group.prompt)
-    times = {
-        (batch, width): cost.seconds(batch, batch * (width - 1), batch * 450)
-        for batch in (1, 2, 4, 8, 16)
-        for width in WIDTHS
-    }
-    policies = [DraftPolicy(WIDTHS, StepTimes(times), Acceptance(MOST)) for _ in range(ENGINES)]
-    engines = [Engine(policy) for policy in policies]
+    engines = [
+        Engine(DraftPolicy(setup.widths, setup.times(), Acceptance(MOST))) for _ in range(ENGINES)
+    ]
     siblings = range(len(groups[0].responses))
     queue = [(g, 0) for g in range(len(groups))]
     queue += [(g, i) for g in range(len(groups)) for i in siblings[1:]]
     sums = [Totals(0.0, 0, 0)]
     while busy := [engine for engine in engines if engine.rows or queue]:
         engine = min(busy, key=lambda engine: engine.now_s)
-        while queue and len(engine.rows) < BATCH:
+        while queue and len(engine.rows) < setup.batch:
             number, index = queue[0]
             prompt, text = groups[number].prompt, groups[number].responses[index]
             used = sum(row.prompt_len + row.done + RESERVED for row in engine.rows)
-            if used + len(prompt) + RESERVED > KV_TOKENS:
+            if used + len(prompt) + RESERVED > setup.kv_tokens:
                 break
             del queue[0]
             slot = drafter.attach(str(number), index)
@@ -173,7 +239,7 @@ def replay(groups: Sequence[Siblings], cost: Cost, probability: float) -> Totals
             drafter.step(np.array([row.slot]), row.new, count, none, 1)
             drafter.detach(row.slot)
         if engine.rows:
-            sums.append(step(engine, drafter, cost))
+            sums.append(step(engine, drafter, setup))
     return Totals(*(sum(column) for column in zip(*sums, strict=True)))
 
 
@@ -187,7 +253,7 @@ def main() -> None:
     for name, cost in COSTS.items():
         for probability in PROBABILITIES:
             runs = [
-                replay(random.Random(seed).sample(texts, GROUPS), cost, probability)
+                replay(random.Random(seed).sample(texts, GROUPS), Setup(cost), probability)
                 for seed in SEEDS
             ]
             seconds, tokens, rows = (sum(column) for column in zip(*runs, strict=True))

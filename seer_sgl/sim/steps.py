@@ -33,7 +33,7 @@ class StepTime:
         self.per_prefill_token = 1 / engine.prefill_tok_s
 
     @functools.lru_cache(maxsize=1 << 16)  # noqa: B019 - lives as long as its engine
-    def fixed(self, batch: int, drafts: int = 0) -> float:
+    def fixed(self, batch: int, drafts: float = 0) -> float:
         """Returns the time of a step without reading KV: `batch` sequences, each with `drafts`
         draft tokens to verify."""
         engine, rows = self._engine, batch * (1 + drafts)
@@ -47,7 +47,7 @@ class StepTime:
             + max(read, rows * self.per_row_compute)
         )
 
-    def attention(self, drafts: int = 0) -> float:
+    def attention(self, drafts: float = 0) -> float:
         """Returns the time per KV token of a sequence: it is read once, and every token to decode
         or to verify attends to it."""
         return max(self._per_kv_read, (1 + drafts) * self._per_kv_compute)
@@ -60,12 +60,12 @@ class StepTime:
         fixed_s = (engine.overhead_ms + chunks * engine.chunk_ms) * 1e-3
         return fixed_s + max(read, tokens * self.per_prefill_token)
 
-    def _weights_gb(self, rows: int) -> float:
+    def _weights_gb(self, rows: float) -> float:
         """Returns the weights that a pass over `rows` tokens reads, in GB. An expert is read if any
         token chose it."""
         engine = self._engine
         chosen = engine.experts_per_token / engine.experts
-        return engine.weights_gb + engine.experts_gb * (1 - (1 - chosen) ** rows)
+        return engine.weights_gb + engine.experts_gb * (1 - math.pow(1 - chosen, rows))
 
 
 class Stretch:
