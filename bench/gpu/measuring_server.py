@@ -1,4 +1,4 @@
-"""A drafting engine that measures its forward passes at several contexts while it starts.
+"""A drafting engine that measures its steps at several contexts while it starts.
 
 bench.gpu.step_times starts this module instead of `seer_sgl.plugin.server`. Everything at module
 level runs again in the spawned scheduler process, which measures. A context longer than a request's

@@ -1,4 +1,4 @@
-"""Measures an engine's forward passes by draft width, batch and context.
+"""Measures an engine's forward passes and draws by draft width, batch and context.
 
 `python -m bench.gpu.step_times OUT.json --model M` starts a drafting engine that measures the
 widths of its drafts at several contexts instead of one (measuring_server.py), with the attention

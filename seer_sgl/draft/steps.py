@@ -12,9 +12,10 @@ OUTLIER = 3.0  # a step's time is clipped to this factor above or below the expe
 class StepTimes:
     """T(batch, width) = forward(batch, width) + own[width] + common, seconds.
 
-    `forward` was measured at start-up and is interpolated between batch sizes. The other two terms
-    are learnt from the steps. `own` (sampling at every node, the walk) hardly changes. `common`
-    (scheduling, attention to growing contexts) is the same for all widths, so any step updates it.
+    `forward`, with the draws at all nodes, was measured at start-up and is interpolated between
+    batch sizes. The other two terms are learnt from the steps. `own` (what drafts cost the host)
+    hardly changes. `common` (scheduling, attention to growing contexts) is the same for all widths,
+    so any step updates it.
     """
 
     def __init__(self, forward: Mapping[tuple[int, int], float]) -> None:

@@ -432,6 +432,12 @@ class SglResult(Protocol):
     routed_experts_output: SglCaptured | None
 
 
+class SglForward(Protocol):
+    """sglang.srt.model_executor.model_runner.ModelRunnerOutput"""
+
+    logits_output: SglLogits
+
+
 class SglModelRunner(Protocol):
     """sglang.srt.model_executor.model_runner.ModelRunner"""
 
@@ -449,7 +455,7 @@ class SglModelRunner(Protocol):
     sliding_window_size: int | None
     sampler: Callable[..., torch.Tensor]
 
-    def forward(self, forward_batch: Any, /) -> object: ...
+    def forward(self, forward_batch: Any, /) -> SglForward: ...
     def _get_attention_backend(self, init_new_workspace: bool) -> Any: ...
 
 

@@ -9,11 +9,13 @@ import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
 from seer_sgl.link.contract import ALGORITHM
 from seer_sgl.plugin import cpu
+from seer_sgl.plugin.speculation.node_sampler import ASKED_LOGPROBS
 from tests.e2e.conftest import MODEL
 
 STRIDE, REQUESTS, LAYERS, PASSES = 5, 3, 4, 2
@@ -201,10 +203,61 @@ def reserved() -> dict[str, Any]:
     return found
 
 
+def measured() -> dict[str, Any]:
+    """Returns what the measurement of step times runs: forward passes and draws, by nodes.
+
+    The requests are on the CPU. Slots that nobody wrote give logits that are no numbers.
+    """
+    from sglang.srt import runtime_context
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    from seer_sgl.plugin.speculation import profile, ranks
+
+    words, calls = 7, []
+    deterministic = SimpleNamespace(enable_deterministic_inference=True)
+    seeded = SimpleNamespace(deterministic=deterministic)
+
+    def forward(batch: Any) -> Any:
+        verifies = batch.forward_mode is ForwardMode.TARGET_VERIFY
+        calls.append(f"{'verify' if verifies else 'decode'} {len(batch.input_ids)}")
+        logits = torch.full((len(batch.input_ids), words), float("nan"))
+        asked = dict.fromkeys(ASKED_LOGPROBS)
+        return SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=logits, **asked))
+
+    def sampler(output: Any, info: Any, logprobs: bool, *rest: Any) -> torch.Tensor:
+        probs = output.next_token_logits.softmax(-1)
+        output.next_token_logprobs = probs.log()[:, 0]
+        assert logprobs and len(info.sampling_seed) == len(info.temperatures) == len(rest[2])
+        calls.append(f"draw {len(probs)}")
+        return torch.multinomial(probs, 1).view(-1).int()
+
+    runner: Any = SimpleNamespace(
+        device="cpu",
+        max_running_requests=2,
+        max_total_num_tokens=64,
+        model_config=SimpleNamespace(context_len=32, vocab_size=words, model_is_mrope=False),
+        req_to_token_pool=SimpleNamespace(req_to_token=torch.zeros((3, 32), dtype=torch.int32)),
+        spec_algorithm=None,
+        forward=forward,
+        sampler=sampler,
+    )
+    shapes: Any = SimpleNamespace(
+        plain_decodes=True, most_nodes=64, of=lambda _: contextlib.nullcontext()
+    )
+    profile.ROUNDS = 1
+    with (
+        mock.patch.object(runtime_context, "get_exec", lambda: seeded),
+        mock.patch.object(ranks, "agree_on_draws", lambda draws: draws),
+    ):
+        found = profile.step_seconds(runner, shapes, [1, 3])
+    return {"calls": calls, "measured": list(found), "positive": min(found.values()) > 0}
+
+
 def main() -> None:
     """Prints all figures."""
     cpu.prepare()
-    found = {"lists": lists(), "steps": steps(), "reserved": reserved(), "refused": refused()}
+    found = {"measured": measured()}  # first: other parts replace the sampler
+    found |= {"lists": lists(), "steps": steps(), "reserved": reserved(), "refused": refused()}
     print(json.dumps(found))
 
 

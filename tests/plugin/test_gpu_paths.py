@@ -42,6 +42,15 @@ def test_the_kv_cache_leaves_room_for_drafting_unless_its_share_is_given(
     assert share["given"] == 0.5
 
 
+def test_step_times_include_the_draws_at_all_nodes(found: Mapping[str, Any]) -> None:
+    assert found["measured"]["calls"] == [
+        *("decode 1", "draw 1", "verify 3", "draw 3"),
+        *("decode 2", "draw 2", "verify 6", "draw 6"),
+    ]
+    assert found["measured"]["measured"] == [[1, 1], [1, 3], [2, 1], [2, 3]]
+    assert found["measured"]["positive"]
+
+
 def test_a_drafting_engine_does_not_capture_graphs_again(found: Mapping[str, Any]) -> None:
     assert found["refused"] == {
         f"{ALGORITHM} True": f"recapture_cuda_graph: {WITH_DRAFTS}",

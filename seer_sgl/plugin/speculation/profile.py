@@ -3,13 +3,14 @@
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
 from seer_sgl.plugin.sglang_types import SglModelRunner
 
+from .dummies import Dummies
 from .shapes import Shapes
+from .verify import verify
 
 ROUNDS = 3
 CONTEXT = 4096  # tokens that a request of the measurement attends to, if the KV cache has room
@@ -24,7 +25,8 @@ def batch_sizes(most: int) -> list[int]:
 def step_seconds(
     runner: SglModelRunner, shapes: Shapes, widths: Sequence[int]
 ) -> dict[tuple[int, int], float]:
-    """Returns the seconds of a forward pass by (batch, width): the minimum of some rounds.
+    """Returns the seconds of a forward pass and of the draws at its nodes, by (batch, width): the
+    minimum of some rounds.
 
     runner: ready to serve. Every rank of an engine must call this function. The rounds of one pass
     are apart, so that an engine that loads beside this one does not disturb all of them.
@@ -45,16 +47,35 @@ def context_length(runner: SglModelRunner, batch: int) -> int:
 
 
 def _seconds(runner: SglModelRunner, shapes: Shapes, batch: int, width: int) -> float:
-    device = torch.get_device_module(runner.device)
     verifies = width > 1 or not shapes.plain_decodes
     with _contexts(runner, batch) as length:
-        forward_batch = _dummy(runner, batch, width, length, verifies)
-        device.synchronize()
-        began = time.perf_counter()
-        with shapes.of(width):
-            runner.forward(forward_batch)
-        device.synchronize()
-        return time.perf_counter() - began
+        dummies = Dummies(runner, batch, width, length)
+        forward_batch = dummies.forward_batch(verifies)
+        sampled, nodes = dummies.sampled(), dummies.nodes()
+        with shapes.of(width), _Clock(runner) as forward:
+            output = runner.forward(forward_batch).logits_output
+        # Slots that nobody wrote may hold NaN, which ends a sampler.
+        output.next_token_logits.zero_()
+        with _Clock(runner) as draws:
+            verify(runner, sampled, output, nodes, forward_batch.positions, None)
+    return forward.seconds + draws.seconds
+
+
+class _Clock:
+    """Measures the seconds of a block on the device."""
+
+    def __init__(self, runner: SglModelRunner) -> None:
+        self._wait = torch.get_device_module(runner.device).synchronize
+        self.seconds = 0.0
+
+    def __enter__(self) -> "_Clock":
+        self._wait()
+        self.seconds = -time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wait()
+        self.seconds += time.perf_counter()
 
 
 @contextlib.contextmanager
@@ -74,54 +95,3 @@ def _contexts(runner: SglModelRunner, batch: int) -> Iterator[int]:
         yield length
     finally:
         rows.zero_()
-
-
-def _dummy(runner: SglModelRunner, batch: int, width: int, length: int, verifies: bool) -> Any:
-    """Returns a batch of the requests 1 to `batch` that decodes or verifies after `length` tokens.
-
-    Its own KV goes to SGLang's padding slot 0.
-    """
-    from sglang.srt.model_executor.forward_batch_info import (
-        CaptureHiddenMode,
-        ForwardBatch,
-        ForwardMode,
-    )
-    from sglang.srt.speculative.ngram_info import NgramVerifyInput
-
-    from .mask import attention_mask
-
-    device, tokens = runner.device, batch * width
-    seq_lens_cpu = torch.full((batch,), length, dtype=torch.int64)
-    seq_lens = seq_lens_cpu.to(device)
-    positions = torch.full((tokens,), length, dtype=torch.int64, device=device)
-    zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
-    verify = None
-    if verifies:
-        chain = torch.ones((width, width), dtype=torch.bool, device=device).tril()
-        nodes = torch.arange(tokens, device=device).view(batch, width)
-        verify = NgramVerifyInput(
-            draft_token=zeros,
-            custom_mask=attention_mask(chain.expand(batch, -1, -1), seq_lens, seq_lens_cpu),
-            positions=positions,
-            retrieve_index=nodes,
-            retrieve_next_token=nodes,
-            retrieve_next_sibling=nodes,
-            draft_token_num=width,
-        )
-        verify.capture_hidden_mode = CaptureHiddenMode.NULL
-    return ForwardBatch(
-        forward_mode=ForwardMode.TARGET_VERIFY if verify else ForwardMode.DECODE,
-        batch_size=batch,
-        input_ids=zeros,
-        req_pool_indices=torch.arange(1, batch + 1, device=device),
-        seq_lens=seq_lens,
-        seq_lens_cpu=seq_lens_cpu,
-        orig_seq_lens=seq_lens,
-        seq_lens_sum=batch * length,
-        out_cache_loc=zeros,
-        positions=positions,
-        mrope_positions=positions.expand(3, -1) if runner.model_config.model_is_mrope else None,
-        spec_algorithm=runner.spec_algorithm,
-        spec_info=verify,
-        capture_hidden_mode=CaptureHiddenMode.NULL,
-    )
