@@ -123,6 +123,10 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
         (f"{RAY}, ray_address: 'ray://a:1'}}", r":1: engines\.ray_address: no ray:// address"),
         (f"{RAY}, ray_address: here}}", r"'here' is not host:port, auto or local"),
         (f"{RAY}, sglang: {{nnodes: 2}}}}", r":1: engines\.sglang\.nnodes: not for launch: ray"),
+        (
+            "kv_pool: {backend: file, host_ratio: 0.5}",
+            r":1: kv_pool\.host_ratio: at most 1 only with .*host-memory-mode: buffer_only",
+        ),
         (f"{RAY}}}\nkv_pool: {{backend: auto}}", r":2: kv_pool\.backend: auto is only for"),
         (f"{RAY}}}\nkv_pool: {{backend: file}}", r":2: kv_pool\.directory: .* every engine"),
         ("engines:\n  cores: [[0]]\n  count: 2", r":2: engines\.cores: 1 lists for count: 2"),

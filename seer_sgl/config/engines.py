@@ -29,6 +29,8 @@ RESERVED_FLAGS = {
 }
 # SGLang's names of the flag for the number of pipeline stages.
 PIPELINE_PARALLEL = ("pp-size", "pipeline-parallel-size", "pp")
+# SGLang's flag for what host memory holds of the KV with a pool, and the value for no copies.
+HOST_MODE, BUFFER_ONLY = "hicache-host-memory-mode", "buffer_only"
 CPU_START_S, GPU_START_S = 600.0, 1800.0
 ONE_NODE_FLAGS = ("nnodes", "node-rank", "dist-init-addr", "base-gpu-id")  # Ray places an engine
 # SGLang flags that let steps round differently, on any machine.
@@ -67,6 +69,11 @@ class EnginesConfig(Section, frozen=True, tag_field="launch"):
     def flags(self) -> dict[str, FlagValue]:
         """Returns the user's own SGLang flags, spelled as on a command line."""
         return {name.replace("_", "-"): value for name, value in self.sglang.items()}
+
+    @property
+    def keeps_host_copies(self) -> bool:
+        """Whether an engine with a KV pool copies all KV on its device to host memory too."""
+        return self.flags().get(HOST_MODE) != BUFFER_ONLY
 
     def problems(self) -> Iterator[Problem]:
         """Yields keys that contradict each other or this machine, each with the reason.

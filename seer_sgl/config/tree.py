@@ -51,9 +51,10 @@ class KvPoolConfig(Section, frozen=True):
     `none`: a chunk that moves is prefilled again."""
     page_size: Positive = 64
     """Tokens of a page; only full pages are shared."""
-    host_ratio: Annotated[float, msgspec.Meta(gt=1.0)] | None = None
+    host_ratio: Annotated[float, msgspec.Meta(gt=0.0)] | None = None
     """Host KV tokens per device KV token (SGLang's `hicache-ratio`). Default: 1.1 on a machine with
-    a GPU, else 2.0."""
+    a GPU, else 2.0. At most 1 only with `engines.sglang.hicache-host-memory-mode: buffer_only`,
+    where the host keeps no copies."""
     memory: str = "4gb"
     """Memory of a local store node."""
     stores: Processes = 1

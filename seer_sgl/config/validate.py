@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from seer_sgl.admission.sampling import invalid
 
 from .addresses import is_address
-from .engines import PIPELINE_PARALLEL, Engines, ExternalEngines, LocalEngines, StartedEngines
+from .engines import (
+    BUFFER_ONLY,
+    HOST_MODE,
+    PIPELINE_PARALLEL,
+    Engines,
+    ExternalEngines,
+    LocalEngines,
+    StartedEngines,
+)
 from .tree import UNDIVIDED, Config, DraftConfig, KvPoolConfig, ServerConfig, bytes_of
 from .values import Problem
 
@@ -63,6 +71,8 @@ def _check_pool(pool: KvPoolConfig, engines: Engines) -> Iterator[Problem]:
     for flag, key in POOL_FLAGS.items():
         if flag in flags:
             yield f"engines.sglang.{flag}", f"the KV pool sets it; use {key}"
+    if pool.host_ratio is not None and pool.host_ratio <= 1 and engines.keeps_host_copies:
+        yield "kv_pool.host_ratio", f"at most 1 only with engines.sglang.{HOST_MODE}: {BUFFER_ONLY}"
     if pool.backend == "auto" and pool.master is not None:
         yield "kv_pool.master", "only for backend: mooncake"
     if pool.backend == "file":

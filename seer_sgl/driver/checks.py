@@ -104,19 +104,19 @@ def check_pool(pool: KvPoolConfig, chunk: int, kv_bytes_per_token: int | None) -
         )
 
 
-def cut_fetches(ratio: float, engines: Sequence[EngineInfo], longest: int) -> Iterator[str]:
+def cut_fetches(free: float, engines: Sequence[EngineInfo], longest: int) -> Iterator[str]:
     """Yields one warning per engine that may be unable to fetch the KV of a long request.
 
-    The host memory beyond a copy of the device's KV is what is left for a fetch.
-    ratio: host KV tokens per device KV token. longest: tokens of a response.
+    free: host KV tokens per device KV token that hold no copy of the device's. longest: tokens of
+    a response.
     """
     for info in engines:
-        room, most = int((ratio - 1) * info.max_total_num_tokens), info.max_request_len
+        room, most = int(free * info.max_total_num_tokens), info.max_request_len
         if room < min(longest, most):
             yield (
-                f"kv_pool.host_ratio: engine {info.engine_id} has host memory for {room} KV tokens "
-                f"beyond its own {info.max_total_num_tokens}, but a response may have "
-                f"{min(longest, most)}; what it cannot fetch is computed again"
+                f"kv_pool.host_ratio: engine {info.engine_id} has host memory to fetch {room} KV "
+                f"tokens, but a response may have {min(longest, most)}; what it cannot fetch is "
+                "computed again"
             )
 
 

@@ -62,4 +62,6 @@ def warnings_of_fetches(config: Config, infos: Sequence[EngineInfo]) -> Iterable
     pool, local = config.kv_pool, isinstance(config.engines, LocalEngines)
     if pool.backend == "none" or not (local or pool.host_ratio):
         return ()  # an engine elsewhere has the default ratio of its own machine
-    return cut_fetches(host_ratio(pool, gpu_visible()), infos, config.sampling.max_new_tokens)
+    ratio = host_ratio(pool, gpu_visible())
+    free = ratio - 1 if config.engines.keeps_host_copies else ratio
+    return cut_fetches(free, infos, config.sampling.max_new_tokens)
