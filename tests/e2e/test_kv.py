@@ -13,7 +13,7 @@ from tests.e2e.rig import SGLANG, Rig
 pytestmark = pytest.mark.shared_engines
 
 PROMPTS, LENGTH = 6, 400
-SAMPLING = {"ignore_eos": True, "max_response_len": LENGTH}
+SAMPLING = {"min_new_tokens": LENGTH, "max_response_len": LENGTH}
 
 
 def config(url: str, **scheduling: Any) -> dict[str, Any]:
