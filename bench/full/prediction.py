@@ -20,7 +20,7 @@ from seer_sgl.sim.simulate import simulate
 from seer_sgl.traces.trace import Responses
 from seer_sgl.what_if.constants import measured_chunk_ms, measured_engine
 
-from .verification import Verification, Work, measured_verification
+from .verification import Verification, measured_verification
 
 logger = logging.getLogger(f"seer_sgl.{__name__}")  # shown like the lines of the package
 
@@ -34,10 +34,10 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     verification: Verification | None = None
 
 
-async def measure_constants(runner: Runner, work: Work) -> Constants | None:
+async def measure_constants(runner: Runner) -> Constants | None:
     """Returns the costs of the plain servers, and what SEER's servers add to them if they start.
     If they do not, the arm fails later on its own. None if no plain arm runs or the measurement
-    fails. work: what drafting servers generate meanwhile."""
+    fails."""
     if ARMS[BASELINE] not in runner.arms:
         return None
     logger.info("measuring step times")
@@ -58,7 +58,7 @@ async def measure_constants(runner: Runner, work: Work) -> Constants | None:
     try:
         drafting = (await runner.fleets.of(ARMS[SEER])).engines
         chunk_ms = await measured_chunk_ms([engine.info for engine in drafting], key)
-        verification = await measured_verification(drafting, engine, work, key)
+        verification = await measured_verification(drafting, engine, key)
     except FAILURES as error:
         logger.info("simulating without the cost of verifications: %s", error)
         return Constants(engine=engine)
@@ -109,7 +109,7 @@ class _Case:
 
 def configured(sim: SimConfig, arm: Arm, constants: Constants, longest: int) -> SimConfig:
     """Returns the settings of an arm: those of its policy and techniques, and the costs."""
-    verification = constants.verification or Verification(0.0, 0.0, 0.0)
+    verification = constants.verification or Verification(0.0, 0.0)
     chunk_ms = constants.pooled_chunk_ms if arm.pool else None
     return with_values(
         sim,
@@ -123,7 +123,6 @@ def configured(sim: SimConfig, arm: Arm, constants: Constants, longest: int) -> 
             "speculation.enabled": arm.drafts,
             "speculation.step_cpu_ms": verification.step_ms,
             "speculation.draft_cpu_us": verification.draft_us,
-            "speculation.drafts": round(verification.drafts) or None,
             "scheduling.policy": arm.policy,
             "scheduling.lengths": None,
             "workload.lengths.max": longest,

@@ -23,7 +23,6 @@ from .page import full_page
 from .prediction import Constants, measure_constants, predict
 from .router import ROUTER, RoutedFleets, require_router
 from .soak import SoakRow, draw_soak, drift, soak
-from .verification import Work
 
 logger = logging.getLogger(f"seer_sgl.{__name__}")  # shown like the lines of the package
 
@@ -58,7 +57,7 @@ class FullRunner(Runner):
 
     @override
     async def once(self, arm: Arm, number: int, seed: int) -> Measurement:
-        await self._measure_constants(number, seed)
+        await self._measure_constants(number)
         measurement = await super().once(arm, number, seed)
         if arm is not ROUTER:
             return measurement
@@ -66,19 +65,14 @@ class FullRunner(Runner):
         row = msgspec.structs.replace(measurement.row, idle=None)
         return msgspec.structs.replace(measurement, row=row)
 
-    async def _measure_constants(self, number: int, seed: int) -> None:
+    async def _measure_constants(self, number: int) -> None:
         """Measures before every round, because a shared machine is not equally fast all the time;
         only before the first one if servers of one kind have to stop for those of another."""
         if self.sim is None or number in self.constants:
             return
         beside = self.own_servers and self.config.bench.colocate_servers
         known = number > 0 and not beside
-        if known:
-            self.constants[number] = self.constants[0]
-            return
-        prompts = [list(prompt.prompt_ids) for prompt in self._source.draw(seed).prompts]
-        sampling = {"temperature": self.config.sampling.temperature}
-        self.constants[number] = await measure_constants(self, Work(prompts, sampling))
+        self.constants[number] = self.constants[0] if known else await measure_constants(self)
 
     def _soak_rollouts(self) -> int:
         """The soak reloads weights, so it needs servers of its own; and it needs arm `seer`."""

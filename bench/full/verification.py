@@ -1,13 +1,13 @@
 """Measures what a verification adds to a plain step, on real servers that draft.
 
-All servers run at the same time what a rollout runs: samples of one prompt, each with a seed of its
-own, that draft what the others have written so far.
+Every response is generated several times, with the same seed and as samples of one prompt. All but
+the first draft what the first one has written. So nearly all drafts are accepted, and nearly all
+steps verify as many as a server verifies at once.
 """
 
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import aiohttp
 import msgspec
@@ -19,94 +19,80 @@ from seer_sgl.sampling import ORIGIN
 from seer_sgl.sim.config import EngineConfig
 from seer_sgl.sim.steps import StepTime
 from seer_sgl.what_if.constants import fits, fitted
-from seer_sgl.what_if.timed_calls import Body, body, seconds
+from seer_sgl.what_if.timed_calls import Body, Inputs, body, random_inputs, seconds
 
-BATCHES = (2, 4, 8, 16)
-WRITTEN = 320  # tokens of a response: as long as most of the benchmark's
-REPEATS = 3  # with other prompts; their sum counts
+BATCHES = (1, 2, 4, 8)
+PROMPT, WRITTEN = 256, 448  # tokens: contexts of the benchmark's responses
+REPEATS = 3  # the median counts
 RESERVED = 64  # KV tokens that a server may keep for the drafts of a request
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """The steps of `batch` sequences: their mean context in tokens, drafts per sequence, and
-    seconds, means over the steps."""
+    """The steps of `batch` sequences: drafts per sequence, and seconds, means over the steps."""
 
     batch: int
-    context: float
     drafts: float
     step_s: float
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """What a verification adds to a plain step: milliseconds, and microseconds per draft. `drafts`:
-    how many a sequence verifies, in the largest batch."""
+    """What a verification adds to a plain step: milliseconds, and microseconds per draft."""
 
     step_ms: float
     draft_us: float
-    drafts: float
-
-
-class Work(msgspec.Struct, frozen=True):
-    """What the servers generate: samples of these prompts (token ids), with these sampling
-    parameters."""
-
-    prompts: Sequence[Sequence[int]]
-    sampling: Mapping[str, Any]
 
 
 async def measured_verification(
-    engines: Sequence[HttpEngine], plain: EngineConfig, work: Work, api_key: str | None = None
+    engines: Sequence[HttpEngine], plain: EngineConfig, api_key: str | None = None
 ) -> Verification:
     """Returns the cost on servers that all run at the same time. `plain`: of steps without drafts.
 
     Raises EngineUnavailable if a server does not answer or verifies nothing.
     """
     infos = [engine.info for engine in engines]
-    longest = max(map(len, work.prompts)) + WRITTEN + RESERVED
     async with open_session(api_key) as session:
         rows = [
-            await _verified(session, engines, work, batch)
+            await _verified(session, engines, batch)
             for batch in BATCHES
-            if fits(infos, batch, longest)
+            if fits(infos, batch, PROMPT + WRITTEN + RESERVED)
         ]
     drafted = [row for row in rows if row.drafts >= 1]  # the others do not pay, so they are plain
     if len(drafted) < 2:
-        raise EngineUnavailable(f"{infos[0].url}: verifies no drafts of siblings")
+        raise EngineUnavailable(f"{infos[0].url}: verifies no drafts of equal responses")
     return fitted_verification(drafted, plain)
 
 
 def fitted_verification(rows: Sequence[Verified], plain: EngineConfig) -> Verification:
     """Returns what the steps take beyond plain ones of the same batch and context."""
     step = StepTime(plain)
-    plain_s = [step.fixed(row.batch) + row.batch * row.context * step.attention() for row in rows]
+    plain_s = [
+        step.fixed(row.batch) + row.batch * (PROMPT + WRITTEN / 2) * step.attention()
+        for row in rows
+    ]
     fixed, draft = fitted(
         [(1.0, row.batch * row.drafts) for row in rows],
         [row.step_s - alone for row, alone in zip(rows, plain_s, strict=True)],
         plain_s,
     )
-    return Verification(max(0.0, fixed) * 1e3, max(0.0, draft) * 1e6, rows[-1].drafts)
+    return Verification(step_ms=max(0.0, fixed) * 1e3, draft_us=max(0.0, draft) * 1e6)
 
 
 async def _verified(
-    session: aiohttp.ClientSession, engines: Sequence[HttpEngine], work: Work, batch: int
+    session: aiohttp.ClientSession, engines: Sequence[HttpEngine], batch: int
 ) -> Verified:
     urls = [engine.info.url for engine in engines]
-    widths: Counter[int] = Counter()
-    took, context = 0.0, 0.0
-    for repeat in range(REPEATS):
-        prompts = [
-            work.prompts[(repeat * len(urls) + place) % len(work.prompts)]
-            for place in range(len(urls))
-        ]
-        context += sum(map(len, prompts)) / len(urls) / REPEATS + WRITTEN / 2 / REPEATS
-        await seconds(session, urls, _samples(prompts, work, batch, 1))  # the prompts are cached
-        took -= await seconds(session, urls, _samples(prompts, work, batch, 1))
+    inputs, name = random_inputs(len(urls), batch, PROMPT), uuid.uuid4().hex
+    await seconds(session, urls, _samples(inputs, name, 0, 1 + WRITTEN))
+    found = []
+    for sample in range(1, 1 + REPEATS):
+        begin = await seconds(session, urls, _samples(inputs, name, sample, 1))
         before = await _steps(engines)
-        took += await seconds(session, urls, _samples(prompts, work, batch, 1 + WRITTEN))
-        widths += await _steps(engines) - before
-    steps = max(1, widths.total())
-    drafts = sum((width - 1) * count for width, count in widths.items()) / steps
-    return Verified(batch, context, drafts, took * len(urls) / steps)
+        whole = await seconds(session, urls, _samples(inputs, name, sample, 1 + WRITTEN))
+        widths = await _steps(engines) - before
+        steps = widths.total()
+        drafts = sum((width - 1) * count for width, count in widths.items()) / max(1, steps)
+        found.append(Verified(batch, drafts, (whole - begin) * len(urls) / max(1, steps)))
+    return sorted(found, key=lambda one: one.step_s)[REPEATS // 2]
 
 
 async def _steps(engines: Sequence[HttpEngine]) -> Counter[int]:
@@ -119,11 +105,8 @@ async def _steps(engines: Sequence[HttpEngine]) -> Counter[int]:
     return steps
 
 
-def _samples(
-    prompts: Sequence[Sequence[int]], work: Work, batch: int, tokens: int
-) -> list[list[Body]]:
-    """Returns the calls of `batch` samples of a prompt per server, as a new group each."""
-    name = uuid.uuid4().hex
+def _samples(inputs: Inputs, name: str, sample: int, tokens: int) -> list[list[Body]]:
+    """Returns the calls of one sample of every prompt; the seeds of all samples are equal."""
     return [
         [
             body(
@@ -131,11 +114,14 @@ def _samples(
                 tokens,
                 seed=row,
                 custom_params={
-                    ORIGIN: {"group": f"{name}-{place}", "sample": row, "prompt_len": len(ids)}
+                    ORIGIN: {
+                        "group": f"{name}-{place}-{row}",
+                        "sample": sample,
+                        "prompt_len": len(ids),
+                    }
                 },
-                **work.sampling,
             )
-            for row in range(batch)
+            for row, ids in enumerate(rows)
         ]
-        for place, ids in enumerate(prompts)
+        for place, rows in enumerate(inputs)
     ]

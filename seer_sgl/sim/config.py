@@ -86,9 +86,6 @@ class SpeculationConfig(Section, frozen=True):
     """Grouped speculative decoding. `accept_length[i]`: mean tokens per step with `references[i]`
     responses of the same prompt to draft from (paper section 3, linear drafts).
 
-    `drafts`: of each sequence in every verification, and in those with `accept_length`; None: as
-    many as are best, at most 8, with `accept_length` that of 8.
-
     `step_cpu_ms`, `draft_cpu_us`: time that drafting, choosing and bookkeeping add to a verified
     step, and per draft to verify, because no other work hides it. Guesses after the CPU machine.
     """
@@ -96,7 +93,6 @@ class SpeculationConfig(Section, frozen=True):
     enabled: bool = False
     step_cpu_ms: Rest = 3.0
     draft_cpu_us: Rest = 4.0
-    drafts: Positive | None = None
     references: tuple[Natural, ...] = (0, 1, 5, 15)
     accept_length: tuple[Amount, ...] = (1.70, 2.04, 2.32, 2.53)
 

@@ -303,7 +303,5 @@ def engine_info(engine_id: str, config: SimConfig) -> EngineInfo:
         plugin=VERSION,
         pool=VERSION if config.pool.enabled else None,
         kv_bytes_per_token=int(engine.kv_bytes_per_token),
-        draft_tokens=(config.speculation.drafts or MAX_DRAFTS) + 1
-        if config.speculation.enabled
-        else 0,
+        draft_tokens=MAX_DRAFTS + 1 if config.speculation.enabled else 0,
     )

@@ -33,9 +33,7 @@ class Speculation:
     def __init__(self, config: SpeculationConfig, step: StepTime) -> None:
         self._config = config
         self._step = step
-        most = config.drafts or MAX_DRAFTS
-        self._choices = [most] if config.drafts else range(1, most + 1)
-        self._alphas = [acceptance_rate(length, most) for length in config.accept_length]
+        self._alphas = [acceptance_rate(length) for length in config.accept_length]
 
     @property
     def enabled(self) -> bool:
@@ -52,7 +50,7 @@ class Speculation:
         plain = Pace(1.0, self._step.fixed(batch), self._step.attention())
         if not self.enabled:
             return plain
-        paces = [self._verifying(batch, alpha, drafts) for drafts in self._choices]
+        paces = [self._verifying(batch, alpha, drafts) for drafts in range(1, MAX_DRAFTS + 1)]
         return max(plain, *paces, key=lambda pace: pace.tokens / pace.seconds(context))
 
     def _verifying(self, batch: int, alpha: float, drafts: int) -> Pace:
@@ -69,12 +67,12 @@ def expected_tokens(alpha: float, drafts: int) -> float:
     return float(sum(alpha**k for k in range(drafts + 1)))
 
 
-def acceptance_rate(accept_length: float, drafts: int = MAX_DRAFTS) -> float:
-    """Returns the alpha at which so many drafts yield `accept_length` tokens per step."""
+def acceptance_rate(accept_length: float) -> float:
+    """Returns the alpha at which MAX_DRAFTS drafts yield `accept_length` tokens per step."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        if expected_tokens(middle, drafts) < accept_length:
+        if expected_tokens(middle, MAX_DRAFTS) < accept_length:
             low = middle
         else:
             high = middle

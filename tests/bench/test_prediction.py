@@ -11,9 +11,10 @@ import pytest
 from bench.full import prediction
 from bench.full.prediction import Constants, measure_constants, predict
 from bench.full.verification import (
+    PROMPT,
+    WRITTEN,
     Verification,
     Verified,
-    Work,
     fitted_verification,
     measured_verification,
 )
@@ -47,9 +48,8 @@ ENGINE = EngineConfig(
     chunk_ms=2,
     prefill_tok_s=20_000,
 )
-WORK = Work([[1, 2, 3], [4, 5]], {"temperature": 0.8})
 CONSTANTS = Constants(
-    engine=ENGINE, pooled_chunk_ms=4, verification=Verification(step_ms=1, draft_us=50, drafts=6)
+    engine=ENGINE, pooled_chunk_ms=4, verification=Verification(step_ms=1, draft_us=50)
 )
 
 
@@ -102,7 +102,7 @@ def test_chunks_and_verifications_take_what_was_measured() -> None:
         return float(predicted(rolled(arm), r0=constants)[arm]["predicted_wall_s"])
 
     dear_chunks = msgspec.structs.replace(CONSTANTS, pooled_chunk_ms=40)
-    dear_drafts = msgspec.structs.replace(CONSTANTS, verification=Verification(9, 500, 6))
+    dear_drafts = msgspec.structs.replace(CONSTANTS, verification=Verification(9, 500))
     for arm, chunks_count, drafts_count in (
         ("divided", False, False),  # without a pool
         ("context", True, False),
@@ -162,7 +162,7 @@ def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_costs_of_servers_that_come_up(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "seer_sgl")
-    assert await measure_constants(cast(Runner, Servers()), WORK) == CONSTANTS
+    assert await measure_constants(cast(Runner, Servers())) == CONSTANTS
     assert caplog.messages == ["measuring step times"]
 
 
@@ -173,11 +173,11 @@ async def test_servers_that_do_not_come_up_end_no_benchmark(
     error: SeerError, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "seer_sgl")
-    found = await measure_constants(cast(Runner, Servers(seer=error)), WORK)
+    found = await measure_constants(cast(Runner, Servers(seer=error)))
     assert found == Constants(engine=ENGINE)
     assert caplog.messages[1:] == ["simulating without the cost of verifications: no"]
     caplog.clear()
-    assert await measure_constants(cast(Runner, Servers(**{BASELINE: error})), WORK) is None
+    assert await measure_constants(cast(Runner, Servers(**{BASELINE: error}))) is None
     assert caplog.messages[1:] == ["skipping the simulation: no"]
 
 
@@ -199,14 +199,14 @@ def test_what_a_chunk_adds_when_it_begins() -> None:
 
 
 def test_what_a_verification_adds_to_a_step() -> None:
-    def verified(batch: int) -> Verified:
-        drafts, context = 16 - batch / 8, 300.0 + batch
-        plain_s = 1e-3 + batch * 150e-6 + batch * context * 1536 / 5e9
-        return Verified(batch, context, drafts, plain_s + 2e-3 + batch * drafts * 40e-6)
+    def step_s(batch: int, drafts: float) -> float:
+        context = batch * (PROMPT + WRITTEN / 2)
+        plain_s = 1e-3 + batch * 150e-6 + context * 1536 / 5e9
+        return plain_s + 2e-3 + batch * drafts * 40e-6
 
-    found = fitted_verification([verified(batch) for batch in (2, 4, 16)], ENGINE)
+    rows = [Verified(batch, 16 - batch / 8, step_s(batch, 16 - batch / 8)) for batch in (1, 4, 8)]
+    found = fitted_verification(rows, ENGINE)
     assert (found.step_ms, found.draft_us) == pytest.approx((2, 40), rel=1e-3)
-    assert found.drafts == 14, "of the largest batch"
 
 
 class DraftingServer:
@@ -232,28 +232,21 @@ class DraftingServer:
         return 0.1 + 0.01 * float(bodies[0]["sampling_params"]["max_new_tokens"] - 1)
 
 
-async def test_siblings_are_drafted_and_their_steps_counted(
+async def test_equal_responses_are_drafted_and_their_steps_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = DraftingServer(drafts=16)
     monkeypatch.setattr("bench.full.verification.seconds", server.seconds)
-    found = await measured_verification([cast(Any, server)], ENGINE, WORK)
-    assert found.drafts == pytest.approx(16)
-    groups = set()
+    await measured_verification([cast(Any, server)], ENGINE)
     for bodies in server.calls:
-        (prompt,) = {tuple(body["input_ids"]) for body in bodies}
-        assert list(prompt) in WORK.prompts
-        sampling = [body["sampling_params"] for body in bodies]
-        assert [each["sampling_seed"] for each in sampling] == list(range(len(bodies)))
-        assert all(each["temperature"] == 0.8 for each in sampling)
-        origins = [each["custom_params"]["seer_sgl"] for each in sampling]
-        assert [origin["sample"] for origin in origins] == list(range(len(bodies)))
-        (group,) = {origin["group"] for origin in origins}
-        groups.add(group)
-    assert len(groups) == len(server.calls), "no call drafts what an earlier one has written"
-    assert {len(bodies) for bodies in server.calls} == {2, 4}, "the server's limit"
+        seeds = [body["sampling_params"]["sampling_seed"] for body in bodies]
+        origins = [body["sampling_params"]["custom_params"]["seer_sgl"] for body in bodies]
+        assert seeds == list(range(len(bodies))), "the same for every sample"
+        assert len({origin["group"] for origin in origins}) == len(bodies)
+        assert all(origin["prompt_len"] == PROMPT for origin in origins)
+    assert {len(bodies) for bodies in server.calls} == {1, 2, 4}, "the server's limit"
     with pytest.raises(EngineUnavailable, match="verifies no drafts"):
-        await measured_verification([cast(Any, DraftingServer(drafts=0))], ENGINE, WORK)
+        await measured_verification([cast(Any, DraftingServer(drafts=0))], ENGINE)
 
 
 def test_what_fits_into_all_servers() -> None:

@@ -32,23 +32,6 @@ def test_a_verified_step_takes_the_plain_one_and_what_its_drafts_add() -> None:
     assert more_s == pytest.approx(2e-3 + 10 * MAX_DRAFTS * (20e-6 + 5e-6))
 
 
-def test_with_a_given_number_of_drafts_steps_have_the_acceptance_of_so_many() -> None:
-    engine = EngineConfig(draft_overhead_us=20.0, attention_mflop=0.0)
-    own = SpeculationConfig(
-        enabled=True,
-        drafts=12,
-        step_cpu_ms=2.0,
-        draft_cpu_us=0.0,
-        references=(0,),
-        accept_length=(3.2,),
-    )
-    speculation = Speculation(own, StepTime(engine))
-    given = speculation.pace(10, speculation.acceptance(5), CONTEXT)
-    assert given.tokens == pytest.approx(3.2)
-    plain = StepTime(engine).fixed(10)
-    assert given.fixed_s == pytest.approx(plain + 2e-3 + 10 * 12 * 20e-6)
-
-
 def test_attention_to_many_drafts_is_bound_by_compute() -> None:
     read_s = 131_072 / 2010e9
     query_s = 0.4 * read_s  # from the third query on, computing takes longer than reading
