@@ -29,17 +29,21 @@ def load_the_index(_: SglScheduler, server_args: SglServerArgs, *__: object, **_
 
 
 def draw_with_seeds(result: None, scheduler: SglScheduler, *_: object, **__: object) -> None:
-    """Hook after `Scheduler.__init__`: draws a token for dummy requests, as a first step would."""
+    """Hook after `Scheduler.__init__`: draws a token for dummy requests, as a first step would.
+
+    Without gradients, like SGLang's loop: compiled code is for one of both modes.
+    """
     import torch
     from sglang.srt.layers.sampler import sampling_from_probs_torch
 
     if not scheduler.server_args.enable_deterministic_inference:
         return
     vocab, device = scheduler.model_config.vocab_size, scheduler.device
-    for batch in BATCHES:
-        probs = torch.full((batch, vocab), 1.0 / vocab, device=device)
-        seeds = torch.zeros(batch, dtype=torch.int64, device=device)
-        sampling_from_probs_torch(probs, sampling_seed=seeds, positions=seeds.clone())
+    with torch.no_grad():
+        for batch in BATCHES:
+            probs = torch.full((batch, vocab), 1.0 / vocab, device=device)
+            seeds = torch.zeros(batch, dtype=torch.int64, device=device)
+            sampling_from_probs_torch(probs, sampling_seed=seeds, positions=seeds.clone())
 
 
 def hooks() -> list[Hook]:

@@ -227,6 +227,7 @@ def measured() -> dict[str, Any]:
     def sampler(output: Any, info: Any, logprobs: bool, *rest: Any) -> torch.Tensor:
         probs = output.next_token_logits.softmax(-1)
         output.next_token_logprobs = probs.log()[:, 0]
+        assert not torch.is_grad_enabled()
         assert logprobs and len(info.sampling_seed) == len(info.temperatures) == len(rest[2])
         calls.append(f"draw {len(probs)}")
         return torch.multinomial(probs, 1).view(-1).int()

@@ -15,12 +15,15 @@ from seer_sgl.plugin.prepare import draw_with_seeds, load_the_index
 def test_a_deterministic_engine_draws_for_one_row_and_for_several(
     deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     drawn: list[tuple[Any, Any, Any]] = []
     sampler: Any = ModuleType("sampler")
-    sampler.sampling_from_probs_torch = lambda probs, sampling_seed, positions: drawn.append(
-        (tuple(probs.shape), tuple(sampling_seed.shape), tuple(positions.shape))
-    )
+
+    def draw(probs: Any, sampling_seed: Any, positions: Any) -> None:
+        assert not torch.is_grad_enabled(), "as in SGLang's loop"
+        drawn.append((tuple(probs.shape), tuple(sampling_seed.shape), tuple(positions.shape)))
+
+    sampler.sampling_from_probs_torch = draw
     monkeypatch.setitem(sys.modules, "sglang.srt.layers.sampler", sampler)
     scheduler: Any = SimpleNamespace(
         device="cpu",

@@ -22,6 +22,7 @@ def batch_sizes(most: int) -> list[int]:
     return [*sizes, most]
 
 
+@torch.no_grad()  # as SGLang's loop; else static buffers would collect a graph of all draws
 def step_seconds(
     runner: SglModelRunner, shapes: Shapes, widths: Sequence[int]
 ) -> dict[tuple[int, int], float]:
