@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from seer_sgl.link.contract import API_KEY
 
@@ -14,6 +14,7 @@ from .shapes import PLUGIN, TEXT
 
 ROOT = Path(__file__).parents[2]
 SHAPES = "shapes"
+BACKEND = "engines.sglang.attention-backend"
 CONFIGS: Mapping[str, Path] = {
     "reasoner": ROOT / "bench" / "gpu" / "reasoner.yaml",
     SHAPES: ROOT / "configs" / "bench-gpu.yaml",
@@ -38,6 +39,15 @@ class Machine(NamedTuple):
 
     gpus: int = 1
     fa3: bool = False  # FlashAttention 3 can run: a Hopper GPU, and its kernels are installed
+    shapes_fa3: bool = False  # the benchmarks of shapes use it: all of them, or none
+
+    @classmethod
+    def of(cls, gpus: int, fa3: bool, done: Mapping[str, Mapping[str, Any]]) -> "Machine":
+        """Returns the properties in a session that has done these parts. Kernels that have arrived
+        since change no benchmark of shapes: its figures are compared with those of the others."""
+        begun = [one for name, one in done.items() if name.startswith(f"{SHAPES}-")]
+        used = any(f"{BACKEND}=fa3" in str(one.get("command")) for one in begun)
+        return cls(gpus, fa3, used if begun else fa3)
 
 
 class Part(NamedTuple):
@@ -169,8 +179,8 @@ def _shape_settings(session: Session, machine: Machine, folder: Path) -> dict[st
         "model.path": folder / "model",
         "bench.workload": folder / "trace.jsonl",
     }
-    if machine.fa3:
-        settings["engines.sglang.attention-backend"] = "fa3"
+    if machine.shapes_fa3:
+        settings[BACKEND] = "fa3"
     if not any(word.startswith("model.path=") for word in session.bench):  # no real model
         for name, value in imposed.environment(folder / PLUGIN, folder / TEXT).items():
             settings[f"engines.environment.{name}"] = value

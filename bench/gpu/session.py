@@ -247,14 +247,15 @@ def main() -> None:
     session = Session(out, bench, shapes)
     if not without_gpu:
         require_gpu(PROGRAM)
-    machine = Machine() if without_gpu else Machine(gpu_count(), has_fa3())
+    gpus = 1 if without_gpu else gpu_count()
     chosen = options.parts.split(",") if options.parts else []
     results = Results(out, options.archive or archive_of(out))
 
     def offer() -> list[Part]:
-        now = machine if without_gpu else machine._replace(fa3=has_fa3())
-        every = rehearsal(session) if options.rehearse else parts(session, now)
-        return waiting(every, results.record(), chosen)
+        done = results.record()
+        machine = Machine() if without_gpu else Machine.of(gpus, has_fa3(), done)
+        every = rehearsal(session) if options.rehearse else parts(session, machine)
+        return waiting(every, done, chosen)
 
     try:
         todo = offer()
@@ -269,7 +270,7 @@ def main() -> None:
     measuring = Measuring(results, run_part=functools.partial(run, environment=kept))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, measuring.stop)
-    prepare(session, machine)
+    prepare(session, Machine(gpus))
     sound = measuring.measure(offer, options.seconds)
     print(f"results: {results.archive}")
     raise SystemExit(0 if sound else 1)

@@ -22,7 +22,7 @@ from seer_sgl.plugin.speculation import profile
 from tests.docs.command_checks import python
 
 OUT = Path("out")
-EVERYTHING = Machine(gpus=1, fa3=True)
+EVERYTHING = Machine(gpus=1, fa3=True, shapes_fa3=True)
 VERSION = Part("version", ("pip", "--version"))
 FAILS = Part("fails", ("json.tool", "/absent"))
 HANGS = Part("hangs", ("http.server", "--bind", "127.0.0.1", "0"))
@@ -80,6 +80,24 @@ def test_the_benchmarks_get_the_options_of_the_command_line(tmp_path: Path) -> N
     assert "engines.sglang.attention-backend=fa3" not in commands["reasoner-2"]
     without = {part.name for part in parts(session, Machine())}
     assert commands.keys() - without == {"exact-fa3", "steps-fa3"}
+
+
+def test_kernels_that_arrive_in_a_session_change_no_benchmark_of_shapes() -> None:
+    with_fa3 = {
+        "shapes-first": {"command": "bench.full --set engines.sglang.attention-backend=fa3"}
+    }
+    without = {"machine": {"command": "x"}, "shapes-first": {"command": "bench.full"}}
+    for fa3, done, used in (
+        (True, {}, True),
+        (False, {}, False),
+        (True, without, False),
+        (True, with_fa3, True),
+    ):
+        found = parts(Session(OUT), Machine.of(1, fa3, done))
+        commands = {part.name: " ".join(part.command) for part in found}
+        assert ("exact-fa3" in commands) == fa3
+        for name in ("shapes-first", "shapes-2", "shapes-4"):
+            assert ("attention-backend=fa3" in commands[name]) == used, (done, name)
 
 
 def test_what_says_most_in_a_minute_comes_first() -> None:

@@ -156,24 +156,28 @@ def main() -> None:
     root = options.root.resolve()
     if not (options.folder / MANIFEST).exists():
         fail(f"{options.folder} is no folder of prepare.py: it has no {MANIFEST}")
+    kind = json.loads((options.folder / MANIFEST).read_text()).get("set")
+    if kind not in KERNELS:
+        fail(f"{options.folder} was written by another version of prepare.py")
     missing = stage(options.folder, root / "stage")
     if missing:
         print(f"{options.folder} is here; missing: {', '.join(missing)}")
         return
     if sys.version_info[:2] != (3, 12):
         fail(f"the packages are for Python 3.12; this is {sys.version.split()[0]}")
-    install(root, json.loads((options.folder / MANIFEST).read_text())["set"])
+    install(root, kind)
 
 
 def install(root: Path, kind: str) -> None:
     """Installs a set whose folders are all staged; FlashAttention 3 once the base is there."""
-    site, fa3 = root / "site", root / "stage" / FA3
+    installed, fa3 = root / "env.sh", root / "stage" / FA3
     if kind == BASE:
+        installed.unlink(missing_ok=True)  # it says that everything below is there
         join(root / "stage" / BASE, root / "files")
         install_base(root, root / "files")
-        (root / "env.sh").write_text(environment(root) + "\n")
-        print(f"installed; next: . {root}/env.sh && python3 -m bench.gpu ~/results")
-    if kind == FA3 and not site.exists():
+        installed.write_text(environment(root) + "\n")
+        print(f"installed; next: . {installed} && python3 -m bench.gpu ~/results")
+    if not installed.exists():
         print("FlashAttention 3 is here; it is installed with the last of the other folders")
     elif complete(fa3):
         join(fa3, root / "files")
