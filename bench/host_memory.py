@@ -19,7 +19,6 @@ import psutil
 
 from bench.kv_pool import config
 from seer_sgl import Rollout
-from seer_sgl.kvpool import hicache
 
 from .elsewhere import AlwaysElsewhere
 
@@ -50,6 +49,7 @@ def settings(arm: Arm, folder: Path) -> dict[str, Any]:
         "max-total-tokens": KV_TOKENS,
         "hicache-host-memory-mode": arm.mode,
     }
+    own["kv_pool"]["host_ratio"] = arm.ratio
     own["rollout"]["n_samples_per_prompt"] = 16
     own["sampling"]["max_response_len"] = LONGEST
     return own
@@ -66,8 +66,6 @@ def resident() -> list[int]:
 
 async def measure(arm: Arm, prompts: int) -> dict[str, Any]:
     """Returns the row of an arm."""
-    # The config refuses shares below 1, with which only a buffer could work.
-    hicache.host_ratio = lambda config, gpu: arm.ratio
     with tempfile.TemporaryDirectory() as scratch:
         logs = Path(scratch) / "logs"
         rollout = Rollout(

@@ -67,6 +67,15 @@ def test_a_number_needs_no_point(base: Path, text: str, value: float) -> None:
     assert load(base, [f"sampling.temperature={text}"]).sampling.temperature == value
 
 
+def test_host_memory_without_copies_may_be_smaller_than_the_kv(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "model: {path: m}\nkv_pool: {backend: file, host_ratio: 0.5}\n"
+        "engines: {sglang: {hicache_host_memory_mode: buffer_only}}"
+    )
+    assert load(path).kv_pool.host_ratio == 0.5
+
+
 def test_token_ids_may_be_keys(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("model: {path: m}\nsampling: {logit_bias: {5: 1.5}}")
