@@ -17,14 +17,13 @@ from bench.draft_replay import Setup, Totals, replay
 from bench.draft_streams import recorded
 from seer_sgl.draft.drafter import MIN_PROBABILITY
 from seer_sgl.sim.config import SimConfig
-from seer_sgl.sim.source import load_settings, workload_file
+from seer_sgl.sim.source import load_settings, workload_file, workload_names
 from seer_sgl.sim.steps import StepTime
 
 WIDTHS = (1, 5, 17)  # of a GPU engine
 BATCHES, CONTEXTS = (8, 32, 128), (512, 8192)
 GROUPS, SEEDS = 16, (1, 2, 3, 4)
 DENSE_8B = "dense 8B on one H800"  # the simulator's defaults
-WORKLOADS = ("qwen2-vl-72b", "moonlight", "kimi-k2")
 
 
 class GpuCost(NamedTuple):
@@ -50,7 +49,7 @@ class GpuCost(NamedTuple):
 def costs() -> dict[str, GpuCost]:
     """Returns the costs by model."""
     configs = {DENSE_8B: SimConfig()}
-    configs |= {name: load_settings(workload_file(name)) for name in WORKLOADS}
+    configs |= {name: load_settings(workload_file(name)) for name in workload_names()}
     return {name: GpuCost.of(config) for name, config in configs.items()}
 
 

@@ -42,6 +42,11 @@ class Piece(NamedTuple):
         return self.name if self.end - self.begin == self.size else f"{self.name}.{self.begin}"
 
 
+def folder_name(kind: str, number: int) -> str:
+    """Returns the name of a folder of a set."""
+    return str(number) if kind == BASE else f"{kind}-{number}"
+
+
 def write_folders(
     out: Path, files: Path, packed: Sequence[Sequence[Piece]], kind: str
 ) -> dict[Path, int]:
@@ -49,7 +54,7 @@ def write_folders(
     folder."""
     sizes = {}
     for number, pieces in enumerate(packed, 1):
-        folder = out / (str(number) if kind == BASE else f"{kind}-{number}")
+        folder = out / folder_name(kind, number)
         folder.mkdir(parents=True)
         for piece in pieces:
             with (files / piece.name).open("rb") as file:
@@ -68,7 +73,7 @@ def stage(folder: Path, stage: Path) -> list[str]:
     shutil.rmtree(own, ignore_errors=True)
     shutil.copytree(folder, own)
     return [
-        str(number) if kind == BASE else f"{kind}-{number}"
+        folder_name(kind, number)
         for number in range(1, manifest["folders"] + 1)
         if not (stage / kind / str(number) / MANIFEST).exists()
     ]
@@ -172,7 +177,7 @@ def install(root: Path, kind: str) -> None:
     """Installs a set whose folders are all staged; FlashAttention 3 once the base is there."""
     installed, fa3 = root / "env.sh", root / "stage" / FA3
     if kind == BASE:
-        installed.unlink(missing_ok=True)  # it says that everything below is there
+        installed.unlink(missing_ok=True)  # written last: what follows is installed
         join(root / "stage" / BASE, root / "files")
         install_base(root, root / "files")
         installed.write_text(environment(root) + "\n")
