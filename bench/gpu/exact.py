@@ -3,10 +3,10 @@
 `python -m bench.gpu.exact OUT.json --setups triton-float32,fa3-bfloat16` rolls the same seeded
 requests of the reasoner out in many ways: undivided and divided, on one engine and across engines,
 with and without a KV pool, drafting chains and trees. Each is compared with the first rollout on
-plain engines and the first on its own engines: the share of identical samples, the first token that
-differs, the gap of the log probabilities before it. OUT.json is complete after each rollout. Setups
-that end in `-greedy` run without deterministic inference, where SGLang ignores seeds.
-`torch_native-float32` needs no GPU.
+plain engines, the first with `engines.exact`, and the first on its own engines: the share of
+identical samples, the first token that differs, the gap of the log probabilities before it.
+OUT.json is complete after each rollout. Setups that end in `-greedy` run without deterministic
+inference, where SGLang ignores seeds. `torch_native-float32` needs no GPU.
 """
 
 import argparse
@@ -43,6 +43,7 @@ from .machine import require_gpu, write_json
 from .shares import Response, Responses, difference
 
 PROGRAM = "bench.gpu.exact"
+COMPARED = {"as_plain": "plain", "as_exact": "exact", "as_first": "its first"}
 COUNTS = ("plain_steps", "verified_steps", "drafted_by_position", "accepted_by_position")
 
 
@@ -83,7 +84,7 @@ def line(row: Mapping[str, Any]) -> str:
         return f"{engines}: {row['error'].splitlines()[0]}"
     shares = [
         f"{row[key]['identical']}/{row[key]['samples']} as {what}"
-        for key, what in (("as_plain", "plain"), ("as_first", "its first"))
+        for key, what in COMPARED.items()
         if row[key]
     ]
     return f"{engines}, {row['way']}: {', '.join(shares)}"
@@ -92,6 +93,7 @@ def line(row: Mapping[str, Any]) -> str:
 async def compare(setup: Setup, chosen: Sequence[Servers], work: Work, rows: Rows) -> int:
     """Adds a row for every way of a setup. Returns how many kinds of engines failed."""
     plain: Responses | None = None
+    exact: Responses | None = None  # the first of engines with `engines.exact`
     failures = 0
     for servers in chosen:
         first: Responses | None = None
@@ -100,14 +102,17 @@ async def compare(setup: Setup, chosen: Sequence[Servers], work: Work, rows: Row
                 async for one in each:
                     first = one.samples if first is None else first
                     plain = first if servers == PLAIN else plain
-                    rows.add(setup, servers, **_figures(one, plain, first))
+                    exact = one.samples if servers.exact and exact is None else exact
+                    as_exact = exact if servers.exact else None
+                    compared = {"as_plain": plain, "as_exact": as_exact, "as_first": first}
+                    rows.add(setup, servers, **_figures(one, compared))
         except SeerError as error:
             failures += 1
             rows.add(setup, servers, error=str(error))
     return failures
 
 
-def _figures(one: Rolled, plain: Responses | None, first: Responses) -> dict[str, Any]:
+def _figures(one: Rolled, compared: Mapping[str, Responses | None]) -> dict[str, Any]:
     drafting = one.report["drafting"]
     return {
         "way": one.way.name,
@@ -116,8 +121,10 @@ def _figures(one: Rolled, plain: Responses | None, first: Responses) -> dict[str
         "moved": one.report["migrations"],
         "fetched": one.report["fetches"],
         "drafting": drafting and {key: drafting[key] for key in COUNTS},
-        "as_plain": plain and msgspec.to_builtins(difference(plain, one.samples)),
-        "as_first": msgspec.to_builtins(difference(first, one.samples)),
+        **{
+            key: other and msgspec.to_builtins(difference(other, one.samples))
+            for key, other in compared.items()
+        },
     }
 
 

@@ -22,8 +22,10 @@ CONFIGS: Mapping[str, Path] = {
 SIMS = ROOT / "bench" / "full"
 ENGINES = (2, 4)
 FIRST = "first"  # the inputs and the part with the first figures of a larger model
-FIRST_SHAPES = ("--groups", "8", "--mean", "400", "--longest", "2048")
+FIRST_SHAPES = ("--groups", "16", "--mean", "400", "--longest", "2048")
 FIRST_BENCH = ("--rounds", "1", "--arms", "group_round_robin,context,seer")
+# KV for two fifths of an engine's work, and eight chunks for the longest response.
+FIRST_SETTINGS = {"engines.sglang.max-total-tokens": 49152, "scheduling.chunk_tokens": 256}
 CONTEXTS = "64,1024,8192,30000"  # of the step times, tokens
 # The same kinds of parts on a CPU, in minutes, to try a session out.
 TINY = ("--size", "tiny", "--n", "8")
@@ -153,7 +155,8 @@ def _script(session: Session, name: str, module: str, *arguments: str) -> Part:
 def _benchmark(
     session: Session, machine: Machine, kind: str, engines: int, *, first: bool = False
 ) -> Part:
-    """Returns a benchmark. first: with the workload of minutes, and three arms."""
+    """Returns a benchmark. first: with the workload of minutes, three arms, and no prediction,
+    whose constants would take minutes."""
     name = f"{kind}-{FIRST if first else engines}"
     own = [
         "--config",
@@ -161,7 +164,8 @@ def _benchmark(
         "--out",
         str(session.out / name),
     ]
-    own += ["--sim", str(SIMS / f"gpu-{kind}.yaml"), "--engines", str(engines)]
+    own += _set(FIRST_SETTINGS) if first else ["--sim", str(SIMS / f"gpu-{kind}.yaml")]
+    own += ["--engines", str(engines)]
     if kind == SHAPES:
         folder = session.first_inputs if first else session.inputs
         if not first and find_spec("sglang_router") and not os.environ.get(API_KEY):

@@ -76,5 +76,5 @@ def test_each_row_is_shown_in_one_line() -> None:
     row = {"setup": "triton-float32", "servers": "plain"}
     assert line(row | {"start_s": 33.3}) == "triton-float32, plain: up after 33 s"
     assert line(row | {"error": "no kernel\nthe log"}) == "triton-float32, plain: no kernel"
-    shares = {"as_plain": None, "as_first": {"identical": 3, "samples": 4}}
+    shares = {"as_plain": None, "as_exact": None, "as_first": {"identical": 3, "samples": 4}}
     assert line(row | {"way": "whole"} | shares) == "triton-float32, plain, whole: 3/4 as its first"
