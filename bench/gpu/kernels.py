@@ -3,8 +3,11 @@
 `python -m bench.gpu.kernels OUT.json` needs SGLang's Python and no server, and takes about a
 minute. `bits`: the largest difference from a token's own step (0: equal bits), by kind of step,
 compiled; with `float32`, products are computed in float32 if TRITON_F32_DEFAULT=ieee is set.
-`attention`: one layer, by width, requests and context, beside the kernel that decodes. `sampling`:
-seeded draws by nodes, plain and with top-p. `moves`: KV of accepted nodes, all layers.
+`attention`: one layer in a CUDA graph, by width, requests and context, beside the kernel that
+decodes. `by node`: a chain of drafts as decode steps, one per node. `flash_bits` and
+`flash_attention`: the same for FlashAttention 3, where it is installed. `products`: the layers of
+Qwen2.5-1.5B with deterministic inference and without, in a CUDA graph. `sampling`: seeded draws by
+nodes, plain and with top-p, launches included. `moves`: KV of accepted nodes, all layers.
 `--device cpu` runs small sizes, for a test of this program in Triton's interpreter.
 """
 
@@ -18,12 +21,17 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import flash
 from .attention import Kv, attend, chain, decode, decoding, extension, gap
-from .machine import require_gpu, write_json
+from .machine import has_fa3, require_gpu, write_json
+from .shapes import SIZES
 
 PROGRAM = "bench.gpu.kernels"
 LAYERS = 28
 ROUNDS = 20
+CALLS = 10  # in a CUDA graph
+BY_NODE = " by node"
+MODEL = "1.5b"
 
 
 class Heads(NamedTuple):
@@ -97,7 +105,17 @@ def bits(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
         lengths = [prefix + 1]
         decoded = decode(new[:, 0].contiguous(), kv, decoding(kv, lengths, heads.query))
         row["decode"] = gap(decoded, alone[:, 0])
+        row[f"chain{BY_NODE}"] = _gap_by_node(new, kv, prefix, heads.query)
         yield row
+
+
+def _gap_by_node(new: torch.Tensor, kv: Kv, prefix: int, heads: int) -> float:
+    """Returns the difference between decoding the nodes of a chain at once and one by one."""
+    nodes, lengths = new[0], [prefix + 1 + i for i in range(new.shape[1])]
+    together = decode(nodes, kv, decoding(kv, lengths, heads))
+    steps = [decoding(kv, [length], heads) for length in lengths]
+    alone = [decode(nodes[i : i + 1], kv, step) for i, step in enumerate(steps)]
+    return gap(together, torch.cat(alone))
 
 
 def attention(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
@@ -114,11 +132,90 @@ def attention(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
         for width in sizes.widths:
             step = extension(kv, [context] * count, width, chain(width, count))
             some = queries[:, :width].contiguous()
-            row[str(width)] = microseconds(lambda: attend(some, kv, step), device)  # noqa: B023
-        plain = decoding(kv, [context + 1] * count, heads.query)
-        newest = queries[:, 0].contiguous()
-        row["decode"] = microseconds(lambda: decode(newest, kv, plain), device)  # noqa: B023
+            row[str(width)] = captured(lambda: attend(some, kv, step), device)  # noqa: B023
+            by_node = Kv(kv.keys, kv.values, slots.repeat_interleave(width, 0))
+            steps = decoding(by_node, [context + 1 + i for i in range(width)] * count, heads.query)
+            nodes = some.flatten(0, 1)
+            name = f"{width}{BY_NODE}" if width > 1 else "decode"
+            row[name] = captured(lambda: decode(nodes, kv, steps), device)  # noqa: B023
         yield row
+
+
+def flash_bits(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
+    """Yields how steps of FlashAttention 3 compare with steps of one token, without splits."""
+    prefix, widest = sizes.prefix, max(sizes.widths)
+    for heads, page in itertools.product(sizes.heads, flash.PAGES):
+        cache = flash.cache((heads.kv, heads.size), 2, prefix + widest, page, device)
+        shape = (2, prefix + widest, heads.query, heads.size)
+        queries = torch.randn(shape, dtype=torch.bfloat16, device=device)
+        new = queries[:, prefix:]
+        steps = [
+            flash.attend(new[:, i : i + 1], cache, [prefix + 1 + i] * 2) for i in range(widest)
+        ]
+        alone = torch.cat(steps, 1)
+        row: dict[str, Any] = {"heads": heads, "page": page}
+        for width in sizes.widths:
+            some = flash.attend(new[:, :width], cache, [prefix + width] * 2)
+            row[f"chain of {width}"] = gap(some, alone[:, :width])
+        lengths = [prefix + 1 + i for i in range(widest)] * 2
+        nodes = flash.attend(new.flatten(0, 1)[:, None], cache.repeated(widest), lengths)
+        row[f"chain{BY_NODE}"] = gap(nodes.view(alone.shape), alone)
+        ragged = flash.attend(new, cache, [prefix // 2, prefix + widest])
+        row["chain in a batch"] = gap(ragged[1], alone[1])
+        whole = flash.attend(queries, cache, [prefix + widest] * 2)
+        row["prefill"] = gap(whole[:, prefix:], alone)
+        split = flash.attend(new[:, :1], cache, [prefix + 1] * 2, splits=0)
+        row["splits"] = gap(split, alone[:, :1])
+        yield row
+
+
+def flash_attention(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
+    """Yields the microseconds of one layer of FlashAttention 3; `splits`: it may split contexts."""
+    for heads, count, context in itertools.product(sizes.heads, sizes.requests, sizes.contexts):
+        widest = max(sizes.widths)
+        if count * (context + widest) > sizes.slots:
+            continue
+        cache = flash.cache((heads.kv, heads.size), count, context + widest, flash.PAGES[0], device)
+        shape = (count, widest, heads.query, heads.size)
+        queries = torch.randn(shape, dtype=torch.bfloat16, device=device)
+        row: dict[str, Any] = {"heads": heads, "requests": count, "context": context}
+        for width, splits in itertools.product(sizes.widths, (1, 0)):
+            name = str(width) if splits else f"{width} splits"
+            some = queries[:, :width].contiguous()
+            chains = flash.step(cache, [context + width] * count, width, splits)
+            row[name] = captured(lambda: chains(some), device)  # noqa: B023
+            if width > 1:
+                lengths = [context + 1 + i for i in range(width)] * count
+                steps = flash.step(cache.repeated(width), lengths, 1, splits)
+                nodes = some.flatten(0, 1)[:, None]
+                row[f"{name}{BY_NODE}"] = captured(lambda: steps(nodes), device)  # noqa: B023
+        yield row
+
+
+def products(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
+    """Yields the microseconds of a layer's products by rows: SGLang's kernel of deterministic
+    inference, and the one that PyTorch chooses."""
+    from sglang.srt.batch_invariant_ops.batch_invariant_ops import matmul_persistent
+
+    model = SIZES[MODEL]
+    hidden, inner = model["hidden_size"], model["intermediate_size"]
+    kv = 2 * model["num_key_value_heads"] * (hidden // model["num_attention_heads"])
+    layers = {
+        "qkv": (hidden, hidden + kv),
+        "o": (hidden, hidden),
+        "gate_up": (hidden, 2 * inner),
+        "down": (inner, hidden),
+        "head": (hidden, model["vocab_size"]),
+    }
+    for rows, (layer, (inputs, outputs)) in itertools.product(sizes.nodes, layers.items()):
+        given = torch.randn((rows, inputs), dtype=torch.bfloat16, device=device)
+        weights = torch.randn((outputs, inputs), dtype=torch.bfloat16, device=device).t()
+        yield {
+            "rows": rows,
+            "layer": layer,
+            "invariant": captured(lambda: matmul_persistent(given, weights), device),  # noqa: B023
+            "torch": captured(lambda: given @ weights, device),  # noqa: B023
+        }
 
 
 def sampling(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
@@ -182,6 +279,23 @@ def moves(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
         yield {"rows": len(rows), "layers": LAYERS, "us": microseconds(move, device)}
 
 
+def captured(call: Callable[[], object], device: str) -> float:
+    """Returns the microseconds of a call in a CUDA graph of some calls, the median of some
+    replays; on a CPU, as `microseconds`."""
+    if device == "cpu":
+        return microseconds(call, device)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(CALLS):
+            call()
+    return round(microseconds(graph.replay, device) / CALLS, 1)
+
+
 def microseconds(call: Callable[[], object], device: str) -> float:
     """Returns the median of some calls, launches included; the first ones compile."""
     wait = torch.get_device_module(device).synchronize
@@ -208,7 +322,10 @@ def main() -> None:
     torch.manual_seed(0)
     sizes = GPU if options.device == "cuda" else SMALL
     figures: dict[str, list[dict[str, Any]]] = {}
-    for kind in (bits, attention, sampling, moves):
+    on_gpu = options.device == "cuda"
+    with_flash = (flash_bits, flash_attention) if on_gpu and has_fa3() else ()
+    with_gpu = (*with_flash, products) if on_gpu else ()
+    for kind in (bits, attention, *with_gpu, sampling, moves):
         for row in kind(sizes, options.device):
             figures.setdefault(kind.__name__, []).append(row)
             print(kind.__name__, row, flush=True)
