@@ -49,9 +49,10 @@ class EnginesConfig(Section, frozen=True, tag_field="launch"):
     """SGLang's own server flags, passed through unchanged: `{tp-size: 8, mem-fraction-static:
     0.85}`. Reports mask flags named after a key, token, password or secret."""
     exact: bool = False
-    """On a GPU: run every step with one attention kernel, so that neither division nor drafts are
-    meant to change a bit, and refuse what cannot be exact; not run on a GPU yet. Plain steps become
-    slower, in the tail perhaps several times. On a CPU: require deterministic inference.
+    """On a GPU: run every step with one attention kernel, so that neither division nor drafts
+    change a bit, and refuse what cannot be exact. On Hopper SGLang chooses FlashAttention 3, which
+    it costs nothing; with Triton, plain steps become several times slower. On a CPU: require
+    deterministic inference.
     ([What holds where](exactness.md#what-does-each-mode-promise-and-what-does-it-cost))"""
     stall_timeout_s: Seconds = 120.0
     """An engine that has work and makes no progress for this long loses its chunks."""

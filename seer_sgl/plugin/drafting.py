@@ -12,11 +12,6 @@ from seer_sgl.draft.replica import Replica
 from seer_sgl.link.client import driver_link, hub_links
 from seer_sgl.link.contract import DRAFT, DraftSettings
 
-# Of a GPU engine without grouped drafting, whose plain steps are SGLang's own.
-DECODES = (
-    "its plain steps do not run the attention kernel of its prefill; start it with `seer-sgl "
-    "engine --fleet` and this config"
-)
 FROM_HUB: tuple[type[Any], ...] = (Deltas, Want, Done)
 
 
@@ -63,11 +58,13 @@ def join(
 class DraftStatus:
     """The report on drafting; None until the worker drafts.
 
-    inexact: of an engine on a GPU, see PluginReport.
+    paths: the most continuations per node. decodes: whether plain steps are SGLang's decode steps,
+    as they are without the worker.
     """
 
     def __init__(self) -> None:
-        self.inexact: str | None = DECODES
+        self.paths = 1
+        self.decodes = True
         self._facts: Callable[[], dict[str, Any]] | None = None
 
     def begin(self, facts: Callable[[], dict[str, Any]]) -> None:

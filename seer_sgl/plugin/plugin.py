@@ -209,7 +209,6 @@ class Plugin:
     def report(self, scheduler: SglScheduler) -> contract.PluginReport:
         """Returns the plugin's part of `/server_info`."""
         off = self.off
-        inexact = None if self._on_cpu else self._drafting.inexact
         return contract.PluginReport(
             version=version("seer-sgl"),
             missing=self.missing(),
@@ -221,13 +220,22 @@ class Plugin:
             vocab_size=scheduler.model_config.vocab_size,
             pool=self._pool.report(scheduler.tree_cache),
             draft=msgspec.Raw(msgspec.json.encode(self._drafting.report())),
-            inexact=off.get(contract.EXACT, inexact),
+            inexact=self._inexact(scheduler),
             work=None if "counters" in off else self._work.report(scheduler),
             waiting=[] if contract.POOL in off else kv_waits.waiting(scheduler),
             experts=self._experts.shape(scheduler.model_config),
             images=contract.IMAGES not in off
             and scheduler.model_config.is_image_understandable_model,
         )
+
+    def _inexact(self, scheduler: SglScheduler) -> str | None:
+        """Returns why steps of this engine may round differently; None if its kernels do not."""
+        from .speculation import exactness
+
+        if contract.EXACT in self.off or self._on_cpu:
+            return self.off.get(contract.EXACT)
+        status, runner = self._drafting, scheduler.tp_worker.model_runner
+        return exactness.obstacle(runner, status.paths, decodes=status.decodes)
 
     def add_report(
         self, result: SglInternalState, scheduler: SglScheduler, *_: object, **__: object

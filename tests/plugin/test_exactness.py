@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.plugin.drafting import DECODES
-from seer_sgl.plugin.speculation.exactness import Target, obstacles
+from seer_sgl.plugin.speculation.exactness import DECODES, Target, obstacles
 
 EXACT = Target(
+    hopper=True,
     deterministic=True,
     backends=("triton", "triton"),
     paths=1,
@@ -20,16 +20,35 @@ EXACT = Target(
 )
 
 
-def test_one_kernel_for_all_steps_of_a_chain_is_exact() -> None:
-    assert list(obstacles(EXACT)) == []
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"hopper": False},
+        {"backends": ("fa3", "fa3")},
+        {"backends": ("fa3", "fa3"), "decodes": True},
+    ],
+)
+def test_one_kernel_for_all_steps_of_a_chain_is_exact(change: dict[str, Any]) -> None:
+    assert list(obstacles(EXACT._replace(**change))) == []
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"deterministic": False}, "it runs without deterministic inference"),
-        ({"backends": ("fa3", "triton")}, "its attention backend is fa3, not triton"),
-        ({"backends": ("triton", "flashinfer")}, "its attention backend is flashinfer, not triton"),
+        (
+            {"backends": ("fa3", "triton")},
+            "its attention backends differ: fa3 in prefill, triton in decoding",
+        ),
+        (
+            {"backends": ("flashinfer", "flashinfer")},
+            "its attention backend is flashinfer; set engines.sglang.attention-backend: triton",
+        ),
+        (
+            {"backends": ("fa3", "fa3"), "hopper": False},
+            "fa3 was compared on Hopper only; set engines.sglang.attention-backend: triton",
+        ),
         ({"decodes": True}, DECODES),
         ({"paths": 4}, "it drafts trees of 4 paths, not chains"),
         ({"window": True}, "its model has a sliding window"),

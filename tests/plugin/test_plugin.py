@@ -11,9 +11,9 @@ import pytest
 from seer_sgl.link.contract import REPORT
 from seer_sgl.plugin import plugin
 from seer_sgl.plugin.ability import Ability
-from seer_sgl.plugin.drafting import DECODES
 from seer_sgl.plugin.hook import Hook
 from seer_sgl.plugin.plugin import Plugin
+from seer_sgl.plugin.speculation import exactness
 
 
 def stock() -> None:
@@ -70,11 +70,12 @@ def idle_scheduler() -> Any:
         waiting_queue=[],
         running_batch=SimpleNamespace(batch_is_full=False),
         tree_cache=SimpleNamespace(),
+        tp_worker=SimpleNamespace(model_runner="runner"),
     )
 
 
 def test_a_scheduler_reports_the_plugin_without_weights_a_pool_or_drafting() -> None:
-    loaded = Plugin(on_cpu=False)
+    loaded = Plugin(on_cpu=True)
     loaded.abilities = [of_one_hook("no_such_module.function")]
     scheduler = idle_scheduler()
     state = SimpleNamespace(internal_state={"of others": 1})
@@ -88,12 +89,17 @@ def test_a_scheduler_reports_the_plugin_without_weights_a_pool_or_drafting() -> 
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
-def test_an_engine_on_a_gpu_that_decodes_with_a_kernel_of_its_own_reports_that(
-    on_cpu: bool,
+def test_an_engine_on_a_gpu_reports_why_its_steps_may_round_differently(
+    on_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def reason(runner: Any, paths: int, *, decodes: bool) -> str:
+        return f"{runner} {paths} {decodes}"
+
+    monkeypatch.setattr(exactness, "obstacle", reason)
     loaded = Plugin(on_cpu=on_cpu)
     loaded.abilities = []
-    assert loaded.report(idle_scheduler()).inexact == (None if on_cpu else DECODES)
+    plain = "runner 1 True"
+    assert loaded.report(idle_scheduler()).inexact == (None if on_cpu else plain)
 
 
 def test_what_is_off_is_reported_and_takes_its_figures_along() -> None:

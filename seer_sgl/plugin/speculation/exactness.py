@@ -1,24 +1,36 @@
-"""Whether all steps of an engine on a GPU round alike, for `engines.exact` (docs/exactness.md)."""
+"""Whether all steps of an engine on a GPU round alike, for `engines.exact` (docs/exactness.md).
+
+With deterministic inference FlashAttention 3 has one kernel for all steps, Triton one for all but
+decoding.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from seer_sgl.plugin.drafting import DECODES
+import torch
+
 from seer_sgl.plugin.sglang_types import SglModelRunner
 
 from .shapes import has_state, has_window
 
-ONE_KERNEL = "triton"  # with deterministic inference, it has one kernel for all but decoding
+FA3, TRITON = "fa3", "triton"
+HOPPER = 9  # major compute capability
+BACKEND = "engines.sglang.attention-backend"
+DECODES = (
+    f"its plain steps do not run the attention kernel of its prefill; set {BACKEND}: {TRITON} in "
+    "the config, and start it with `seer-sgl engine --fleet`"
+)
 
 
 class Target(NamedTuple):
-    """What decides about the kernels of an engine on a GPU that runs our algorithm.
+    """What decides about the kernels of an engine on a GPU.
 
     backends: of the attention in prefill and in decoding. paths: the maximum of continuations per
     node of a draft. window, recurrent: layers with a sliding window, or with a state. decodes:
     whether plain steps are decode steps.
     """
 
+    hopper: bool
     deterministic: bool
     backends: tuple[str, str]
     paths: int
@@ -38,14 +50,24 @@ def obstacle(runner: SglModelRunner, paths: int, *, decodes: bool) -> str | None
     return next(obstacles(target_of(runner, paths, decodes)), None)
 
 
+def needs_verifications(runner: SglModelRunner) -> bool:
+    """Returns whether plain steps must be verifications to round like them: decoding has a kernel
+    of its own."""
+    return runner.decode_attention_backend_str != FA3
+
+
 def obstacles(target: Target) -> Iterator[str]:
     """Yields the reasons why division or drafts can change the rounding of a step."""
     if not target.deterministic:
         yield "it runs without deterministic inference"
-    for backend in target.backends:
-        if backend != ONE_KERNEL:
-            yield f"its attention backend is {backend}, not {ONE_KERNEL}"
-    if target.decodes:
+    prefill, decode = target.backends
+    if prefill != decode:
+        yield f"its attention backends differ: {prefill} in prefill, {decode} in decoding"
+    elif prefill not in (FA3, TRITON):
+        yield f"its attention backend is {prefill}; set {BACKEND}: {TRITON}"
+    elif prefill == FA3 and not target.hopper:
+        yield f"{FA3} was compared on Hopper only; set {BACKEND}: {TRITON}"
+    elif prefill == TRITON and target.decodes:
         yield DECODES
     if target.paths > 1:
         yield f"it drafts trees of {target.paths} paths, not chains"
@@ -70,6 +92,7 @@ def target_of(runner: SglModelRunner, paths: int, decodes: bool) -> Target:
 
     execution = get_exec()
     return Target(
+        hopper=torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == HOPPER,
         deterministic=execution.deterministic.enable_deterministic_inference,
         backends=(runner.prefill_attention_backend_str, runner.decode_attention_backend_str),
         paths=paths,

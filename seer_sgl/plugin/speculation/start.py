@@ -20,11 +20,12 @@ CPU_PATHS, GPU_PATHS = 4, 1  # continuations per node, unless `draft.paths` is s
 FIRST_PLAIN = 8  # overlapped steps without drafts at first, which show the time of a plain step
 
 
-def exact(stride: int) -> bool:
-    """Returns whether plain steps must round like verifications. `stride`: nodes of the widest
-    draft; 1, the root alone, has no other use."""
+def exact(runner: SglModelRunner, stride: int) -> bool:
+    """Returns whether plain steps must be verifications to round like them. `stride`: nodes of the
+    widest draft; 1, the root alone, has no other use."""
     settings = drafting.settings()
-    return stride == 1 or (settings is not None and settings.exact)
+    wanted = stride == 1 or (settings is not None and settings.exact)
+    return wanted and exactness.needs_verifications(runner)
 
 
 def planner(
@@ -48,12 +49,13 @@ def planner(
         "engine", stride - 1, None, DEFAULT_MEMORY
     )
     paths = settings.paths or (GPU_PATHS if on_gpu(runner) else CPU_PATHS)
-    status.inexact = exactness.obstacle(
-        runner, paths if stride > 1 else 1, decodes=shapes.plain_decodes
-    )
+    status.decodes = shapes.plain_decodes
     if stride == 1:
         return None
     verifier = abilities.verifier_of(runner)
+    if not abilities.verifies_trees(verifier):
+        paths = 1
+    status.paths = paths
     problem = abilities.obstacle(verifier)
     if problem is not None:
         raise ValueError(f"draft.scope: {problem}")
@@ -68,8 +70,6 @@ def planner(
     replica = drafting.join(drafter, settings, rank, ranks, vocab_size)
     if replica is None:
         return None
-    if not abilities.verifies_trees(verifier):
-        paths = 1
     policy = DraftPolicy(
         widths,
         StepTimes(times),

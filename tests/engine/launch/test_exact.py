@@ -32,13 +32,17 @@ def config(sglang: Any = None, draft: Any = None, **engines: Any) -> FleetConfig
         (config(exact=False), False, {}),
         (config(), False, DETERMINISTIC),
         (config(draft={"scope": "fleet"}), False, DETERMINISTIC),
-        (config(), True, DETERMINISTIC | TRITON | ROOT_ONLY),
-        (config(draft=CHAINS), True, DETERMINISTIC | TRITON),
-        (config(draft={"scope": "fleet"}), True, DETERMINISTIC | TRITON),
+        (config(TRITON), False, DETERMINISTIC),
+        (config(), True, DETERMINISTIC),
+        (config({"attention_backend": "fa3"}), True, DETERMINISTIC),
+        (config(TRITON), True, DETERMINISTIC | ROOT_ONLY),
+        (config({"decode-attention-backend": "triton"}), True, DETERMINISTIC | ROOT_ONLY),
+        (config(TRITON, CHAINS), True, DETERMINISTIC),
+        (config(draft=CHAINS), True, DETERMINISTIC),
+        (config(draft={"scope": "fleet"}), True, DETERMINISTIC),
     ],
-    ids=["off, GPU", "off, CPU", "CPU", "CPU, trees", "GPU", "GPU, chains", "GPU, drafts"],
 )
-def test_every_step_on_a_gpu_runs_one_kernel(
+def test_a_plain_step_is_a_verification_where_decoding_has_a_kernel_of_its_own(
     settings: FleetConfig, gpu: bool, flags: dict[str, Any]
 ) -> None:
     require_exact(settings, gpu)
@@ -49,12 +53,16 @@ def test_every_step_on_a_gpu_runs_one_kernel(
     ("settings", "complaint"),
     [
         (
-            config({"attention_backend": "fa3"}),
-            r"engines\.sglang\.attention-backend: fa3, but engines\.exact needs triton on a GPU",
+            config({"attention_backend": "fa4"}),
+            r"engines\.sglang\.attention-backend: fa4, but engines\.exact needs fa3 or triton on ",
         ),
         (
             config({"decode-attention-backend": "flashinfer"}),
-            r"engines\.sglang\.decode-attention-backend: flashinfer, but engines\.exact needs trit",
+            r"engines\.sglang\.decode-attention-backend: flashinfer, but engines\.exact needs fa3 ",
+        ),
+        (
+            config({**TRITON, "prefill-attention-backend": "fa3"}),
+            r"prefill-attention-backend: fa3, .* needs one backend, and .*backend is triton$",
         ),
         (config({"pp_size": 2}), r"engines\.sglang\.pp-size: above 1, not with engines\.exact on "),
         (config({"pp": 2}), r"engines\.sglang\.pp-size: above 1, not with engines\.exact on "),
