@@ -11,7 +11,7 @@ REASONER = Path(__file__).parents[1] / "reasoner"
 KV_TOKENS = 65536
 DTYPES = ("float32", "bfloat16", "float16")
 ON_CPU = "torch_native"  # the attention of a machine without a GPU
-EXACT = "triton"  # the attention of `engines.exact`
+EXACT = "triton"  # the attention whose plain steps `engines.exact` changes
 CHAINS_ONLY = ("fa3",)  # attention without masks
 NEVER = 1 << 30  # an imbalance of engines that no rollout reaches
 
