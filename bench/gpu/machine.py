@@ -71,7 +71,6 @@ def description() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": _output(sys.executable, "-m", "pip", "freeze"),
-        "doctor": _output(sys.executable, "-m", "seer_sgl", "doctor"),
     }
 
 

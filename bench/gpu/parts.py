@@ -96,6 +96,7 @@ def parts(session: Session, machine: Machine) -> list[Part]:
         ),
         _benchmark(session, machine, SHAPES, ENGINES[0], first=True),
         _script(session, "smoke", "exact", "--setups", float32, *SMOKE),
+        Part("doctor", ("seer_sgl", "doctor")),
         _script(session, "exact-triton", "exact", "--setups", f"{bfloat16},{float32}"),
         *(fa3 if machine.fa3 else []),
         _script(session, "exact-greedy", "exact", "--setups", f"{bfloat16}-greedy"),
