@@ -194,8 +194,12 @@ def flash_attention(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
 
 def products(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
     """Yields the microseconds of a layer's products by rows: SGLang's kernel of deterministic
-    inference, and the one that PyTorch chooses."""
-    from sglang.srt.batch_invariant_ops.batch_invariant_ops import matmul_persistent
+    inference, and the one that PyTorch chooses. `gap`: between the first row and its own product.
+    """
+    from sglang.srt.batch_invariant_ops.batch_invariant_ops import (
+        ENABLE_JIT_DEEPGEMM,
+        matmul_persistent,
+    )
 
     model = SIZES[MODEL]
     hidden, inner = model["hidden_size"], model["intermediate_size"]
@@ -210,9 +214,12 @@ def products(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
     for rows, (layer, (inputs, outputs)) in itertools.product(sizes.nodes, layers.items()):
         given = torch.randn((rows, inputs), dtype=torch.bfloat16, device=device)
         weights = torch.randn((outputs, inputs), dtype=torch.bfloat16, device=device).t()
+        all_rows, first = matmul_persistent(given, weights), matmul_persistent(given[:1], weights)
         yield {
             "rows": rows,
             "layer": layer,
+            "deep_gemm": ENABLE_JIT_DEEPGEMM,
+            "gap": gap(all_rows[:1], first),
             "invariant": captured(lambda: matmul_persistent(given, weights), device),  # noqa: B023
             "torch": captured(lambda: given @ weights, device),  # noqa: B023
         }

@@ -123,8 +123,7 @@ def test_an_engine_of_a_fleet_drafts_as_its_config_says(become: Any, fleet: Path
 def test_an_exact_engine_of_a_fleet_verifies_the_root_alone_on_a_gpu(
     become: Any, fleet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact = "exact: true\n  sglang: {attention-backend: triton, "
-    fleet.write_text(fleet.read_text().replace("sglang: {", exact))
+    fleet.write_text(fleet.read_text().replace("sglang:", "exact: true\n  sglang:"))
     flags, _ = become("--fleet", str(fleet))
     assert "--enable-deterministic-inference" in flags
     assert "--speculative-algorithm" not in flags
