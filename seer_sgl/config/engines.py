@@ -50,8 +50,8 @@ class EnginesConfig(Section, frozen=True, tag_field="launch"):
     0.85}`. Reports mask flags named after a key, token, password or secret."""
     exact: bool = False
     """On a GPU: run every step with one attention kernel, so that neither division nor drafts
-    change a bit, and refuse what cannot be exact. On Hopper SGLang chooses FlashAttention 3, which
-    it costs nothing; with Triton, plain steps become several times slower. On a CPU: require
+    change a bit, and refuse what cannot be exact: FlashAttention 3 on Hopper, which costs no more
+    than deterministic inference; else Triton, whose plain steps become slower. On a CPU: require
     deterministic inference.
     ([What holds where](exactness.md#what-does-each-mode-promise-and-what-does-it-cost))"""
     stall_timeout_s: Seconds = 120.0

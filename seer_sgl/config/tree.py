@@ -88,7 +88,7 @@ class DraftConfig(Section, frozen=True):
     paths: Annotated[int, msgspec.Meta(ge=1, le=8)] | None = None
     """The most continuations of a token; 1 drafts chains. If SGLang's attention backend can verify
     chains only, chains are drafted. Default: 4 on a CPU, 1 on a GPU, where moving the KV of trees
-    takes longer."""
+    takes a millisecond per step."""
     hub: str | None = None
     """host:port of a `seer-sgl drafthub`, or of several, separated by commas and in the same order
     everywhere; each serves a part of the groups. The token is in `SEER_SGL_LINK_TOKEN`. Default:

@@ -234,6 +234,8 @@ class Plugin:
 
         if contract.EXACT in self.off or self._on_cpu:
             return self.off.get(contract.EXACT)
+        if contract.DRAFTS in self.off:  # its code finds out about the kernels
+            return f"`{contract.DRAFTS}` is off: {self.off[contract.DRAFTS]}"
         status, runner = self._drafting, scheduler.tp_worker.model_runner
         return exactness.obstacle(runner, status.paths, decodes=status.decodes)
 

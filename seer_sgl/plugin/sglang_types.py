@@ -447,6 +447,7 @@ class SglModelRunner(Protocol):
     max_running_requests: int
     max_total_num_tokens: int
     req_to_token_pool: SglReqToTokenPool
+    server_args: SglServerArgs
     spec_algorithm: Any
     attn_backend: Any
     decode_cuda_graph_runner: Any  # None with CUDA graphs disabled

@@ -100,6 +100,9 @@ def test_an_engine_on_a_gpu_reports_why_its_steps_may_round_differently(
     loaded.abilities = []
     plain = "runner 1 True"
     assert loaded.report(idle_scheduler()).inexact == (None if on_cpu else plain)
+    loaded.off = {"drafts": "no such function"}
+    without = "`drafts` is off: no such function"
+    assert loaded.report(idle_scheduler()).inexact == (None if on_cpu else without)
 
 
 def test_what_is_off_is_reported_and_takes_its_figures_along() -> None:

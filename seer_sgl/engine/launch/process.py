@@ -1,7 +1,9 @@
 """Starts an SGLang server process: checks its model, builds its environment and command line."""
 
+import functools
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +26,17 @@ SERVER_MODULE = "seer_sgl.plugin.server"
 def gpu_visible() -> bool:
     """Returns whether this machine has a GPU, without importing torch."""
     return any(Path(sign).exists() for sign in GPU_SIGNS)
+
+
+@functools.cache
+def hopper_visible() -> bool:
+    """Returns whether all GPUs of this machine are NVIDIA's Hopper, without importing torch."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return {capability.split(".")[0] for capability in done.stdout.split()} == {"9"}
 
 
 def api_key(config: EnginesConfig) -> str | None:

@@ -1,6 +1,7 @@
 """What the target can verify, by what SGLang 0.5.21's attention backends do with drafts.
 
-On GPUs this is known from reading, and from Triton's interpreter.
+On GPUs this is known from reading, from Triton's interpreter, and for chains with FlashAttention 3
+from an H200 (docs/gpu.md).
 """
 
 from typing import NamedTuple

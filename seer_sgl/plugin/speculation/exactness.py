@@ -9,12 +9,20 @@ from typing import NamedTuple
 
 import torch
 
-from seer_sgl.plugin.sglang_types import SglModelRunner
+from seer_sgl.link.contract import ALGORITHM
+from seer_sgl.plugin.sglang_types import SglModelRunner, SglServerArgs
 
 from .shapes import has_state, has_window
 
 FA3, TRITON = "fa3", "triton"
 HOPPER = 9  # major compute capability
+# Flags of SGLang with which steps were not compared.
+UNCOMPARED = (
+    "enable_lora",
+    "enable_dp_attention",
+    "enable_mixed_chunk",
+    "enable_two_batch_overlap",
+)
 BACKEND = "engines.sglang.attention-backend"
 DECODES = (
     f"its plain steps do not run the attention kernel of its prefill; set {BACKEND}: {TRITON} in "
@@ -27,7 +35,7 @@ class Target(NamedTuple):
 
     backends: of the attention in prefill and in decoding. paths: the maximum of continuations per
     node of a draft. window, recurrent: layers with a sliding window, or with a state. decodes:
-    whether plain steps are decode steps.
+    whether plain steps are decode steps. flags: others that were not compared.
     """
 
     hopper: bool
@@ -40,6 +48,7 @@ class Target(NamedTuple):
     compiled: bool
     on_policy: bool
     decodes: bool
+    flags: tuple[str, ...]
 
 
 def obstacle(runner: SglModelRunner, paths: int, *, decodes: bool) -> str | None:
@@ -84,6 +93,8 @@ def obstacles(target: Target) -> Iterator[str]:
         yield "torch.compile makes kernels per batch size"
     if target.on_policy:
         yield "rl-on-policy-target replaces kernels"
+    for flag in target.flags:
+        yield f"it runs with {flag}"
 
 
 def target_of(runner: SglModelRunner, paths: int, decodes: bool) -> Target:
@@ -92,7 +103,7 @@ def target_of(runner: SglModelRunner, paths: int, decodes: bool) -> Target:
 
     execution = get_exec()
     return Target(
-        hopper=torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == HOPPER,
+        hopper=on_hopper(),
         deterministic=execution.deterministic.enable_deterministic_inference,
         backends=(runner.prefill_attention_backend_str, runner.decode_attention_backend_str),
         paths=paths,
@@ -102,4 +113,23 @@ def target_of(runner: SglModelRunner, paths: int, decodes: bool) -> Target:
         compiled=execution.graph.enable_torch_compile,
         on_policy=execution.deterministic.rl_on_policy_target is not None,
         decodes=decodes,
+        flags=tuple(flags_of(runner.server_args)),
     )
+
+
+def flags_of(args: SglServerArgs) -> Iterator[str]:
+    """Yields the flags of a server with which steps were not compared."""
+    for name in UNCOMPARED:
+        if getattr(args, name, False):
+            yield f"--{name.replace('_', '-')}"
+    if args.pp_size > 1:
+        yield "--pp-size"
+    if args.speculative_algorithm not in (None, ALGORITHM):
+        yield "--speculative-algorithm"
+
+
+def on_hopper() -> bool:
+    """Returns whether this process sees an NVIDIA GPU of that generation."""
+    if torch.version.cuda is None or not torch.cuda.is_available():  # AMD's capabilities differ
+        return False
+    return torch.cuda.get_device_capability()[0] == HOPPER
