@@ -102,6 +102,7 @@ def test_what_is_exact_already_may_be_set_too() -> None:
     require_exact(config({**DETERMINISTIC, **TRITON, "decode-attention-backend": "triton"}), True)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("program", "found"),
     [

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seer_sgl.config import KvPoolConfig, LocalEngines, load
-from seer_sgl.engine.launch import standalone
+from seer_sgl.engine.launch import exact, standalone
 from seer_sgl.engine.launch.process import SERVER_MODULE
 from seer_sgl.engine.launch.server import Place, place_flags
 from seer_sgl.engine.launch.standalone import exec_engine
@@ -128,6 +128,7 @@ def test_an_exact_engine_of_a_fleet_verifies_the_root_alone_on_a_gpu(
     assert "--enable-deterministic-inference" in flags
     assert "--speculative-algorithm" not in flags
     monkeypatch.setattr(standalone, "gpu_visible", lambda: True)
+    monkeypatch.setattr(exact, "hopper_visible", lambda: False)
     flags, _ = become("--fleet", str(fleet))
     assert value_of(flags, "--attention-backend") == "triton"
     assert value_of(flags, "--speculative-num-draft-tokens") == "1"
