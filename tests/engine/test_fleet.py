@@ -119,8 +119,8 @@ async def test_exact_engines_run_one_kernel_on_a_gpu_and_what_cannot_starts_noth
         assert "--attention-backend triton" in flags
         assert "--speculative-algorithm SEER_GROUP --speculative-num-draft-tokens 1" in flags
         assert "--enable-deterministic-inference" in flags
-    settings.engines.sglang["attention_backend"] = "fa3"
-    with pytest.raises(ConfigError, match=r"^engines\.sglang\.attention-backend: fa3, but"):
+    settings.engines.sglang["attention_backend"] = "flashinfer"
+    with pytest.raises(ConfigError, match=r"^engines\.sglang\.attention-backend: flashinfer, but"):
         async with open_fleet(settings, tmp_path):
             pass
 
