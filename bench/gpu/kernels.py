@@ -55,6 +55,12 @@ class Sizes(NamedTuple):
     nodes: Sequence[int]
     words: int
 
+    def cases(self) -> Iterator[tuple[Heads, int, int]]:
+        """Yields heads, requests and context of each measurement that fits into the slots."""
+        for heads, count, context in itertools.product(self.heads, self.requests, self.contexts):
+            if count * (context + max(self.widths)) <= self.slots:
+                yield heads, count, context
+
 
 GPU = Sizes(
     heads=(Heads(12, 2, 128), Heads(28, 4, 128), Heads(8, 1, 128)),
@@ -120,10 +126,8 @@ def _gap_by_node(new: torch.Tensor, kv: Kv, prefix: int, heads: int) -> float:
 
 def attention(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
     """Yields the microseconds of one layer by width; `decode`: of the kernel that decodes."""
-    for heads, count, context in itertools.product(sizes.heads, sizes.requests, sizes.contexts):
-        widest = max(sizes.widths)
-        if count * (context + widest) > sizes.slots:
-            continue
+    widest = max(sizes.widths)
+    for heads, count, context in sizes.cases():
         slots = torch.randperm(count * (context + widest), device=device).view(count, -1)
         kv = pool(heads, slots, sizes.dtypes[0])
         row: dict[str, Any] = {"heads": heads, "requests": count, "context": context}
@@ -171,10 +175,8 @@ def flash_bits(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
 
 def flash_attention(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
     """Yields the microseconds of one layer of FlashAttention 3; `splits`: it may split contexts."""
-    for heads, count, context in itertools.product(sizes.heads, sizes.requests, sizes.contexts):
-        widest = max(sizes.widths)
-        if count * (context + widest) > sizes.slots:
-            continue
+    widest = max(sizes.widths)
+    for heads, count, context in sizes.cases():
         cache = flash.cache((heads.kv, heads.size), count, context + widest, flash.PAGES[0], device)
         shape = (count, widest, heads.query, heads.size)
         queries = torch.randn(shape, dtype=torch.bfloat16, device=device)

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HOPPER = 9  # major compute capability
 QUERY = "index,name,driver_version,memory.total,compute_cap,clocks.max.sm,power.limit"
 
 
@@ -44,12 +43,12 @@ def gpu_count() -> int:
 
 def has_fa3() -> bool:
     """Returns whether SGLang's FlashAttention 3 can run: on Hopper, and with its kernels."""
-    import torch
+    from seer_sgl.plugin.speculation.exactness import on_hopper
 
     spec = importlib.util.find_spec("sgl_kernel")
     folders = spec.submodule_search_locations if spec else None
     kernels = any(list(Path(folder).glob("flash_ops*.so")) for folder in folders or ())
-    return kernels and torch.cuda.get_device_capability(0)[0] == HOPPER
+    return kernels and on_hopper()
 
 
 def write_json(path: Path, content: Any) -> None:
