@@ -74,8 +74,11 @@ def idle_scheduler() -> Any:
     )
 
 
-def test_a_scheduler_reports_the_plugin_without_weights_a_pool_or_drafting() -> None:
-    loaded = Plugin(on_cpu=True)
+def test_a_scheduler_reports_the_plugin_without_weights_a_pool_or_drafting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exactness, "obstacle", lambda *_, **__: None)
+    loaded = Plugin(on_cpu=False)
     loaded.abilities = [of_one_hook("no_such_module.function")]
     scheduler = idle_scheduler()
     state = SimpleNamespace(internal_state={"of others": 1})

@@ -38,6 +38,7 @@ def config(sglang: Any = None, draft: Any = None, **engines: Any) -> FleetConfig
         (config(TRITON), False, False, DETERMINISTIC),
         (config(), True, False, DETERMINISTIC | TRITON | ROOT_ONLY),
         (config(draft=CHAINS), True, False, DETERMINISTIC | TRITON),
+        (config(draft={"scope": "fleet"}), True, False, DETERMINISTIC | TRITON),
         (config(), True, True, DETERMINISTIC | FA3),
         (config(draft={"scope": "fleet"}), True, True, DETERMINISTIC | FA3),
         (config(FA3), True, False, DETERMINISTIC | FA3),
