@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_server_weights import LIMIT, body, prompts, serving, undivided
+from tests.e2e.test_server_weights import LIMIT, body, prompts, serving
+from tests.e2e.undivided import undivided
 from tests.server.helpers import Served
 from tests.support.waiting import until
 
