@@ -21,9 +21,9 @@ from seer_sgl.sim.steps import StepTime
 from seer_sgl.what_if.constants import fits, fitted
 from seer_sgl.what_if.timed_calls import Body, Inputs, body, random_inputs, seconds
 
-BATCHES = (1, 2, 4, 8)
+BATCHES = (1, 2, 4, 8, 10, 16)
 PROMPT, WRITTEN = 256, 448  # tokens: contexts of the benchmark's responses
-REPEATS = 3  # the median counts
+REPEATS = 7  # the median counts
 RESERVED = 64  # KV tokens that a server may keep for the drafts of a request
 
 

@@ -24,7 +24,7 @@ from .batch import SimulatedBatch
 from .cache import SimulatedPool
 from .config import SimConfig, page_size
 from .job import Job
-from .speculation import MAX_DRAFTS, Speculation
+from .speculation import Speculation, most_drafts
 from .steps import StepTime
 from .tokens import ids, logprobs
 
@@ -303,5 +303,5 @@ def engine_info(engine_id: str, config: SimConfig) -> EngineInfo:
         plugin=VERSION,
         pool=VERSION if config.pool.enabled else None,
         kv_bytes_per_token=int(engine.kv_bytes_per_token),
-        draft_tokens=MAX_DRAFTS + 1 if config.speculation.enabled else 0,
+        draft_tokens=most_drafts(config.speculation) + 1 if config.speculation.enabled else 0,
     )

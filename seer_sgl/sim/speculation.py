@@ -1,7 +1,8 @@
 """Grouped speculative decoding in the simulator: acceptance by the number of siblings.
 
 Acceptance lengths by the number of reference responses are the paper's (section 3). The draft
-length of a step maximises tokens per second (the paper's T_SD, "marginal benefit").
+length of a step maximises tokens per second (the paper's T_SD, "marginal benefit"), unless the
+number of drafts is given.
 """
 
 from typing import NamedTuple
@@ -33,7 +34,9 @@ class Speculation:
     def __init__(self, config: SpeculationConfig, step: StepTime) -> None:
         self._config = config
         self._step = step
-        self._alphas = [acceptance_rate(length) for length in config.accept_length]
+        most = most_drafts(config)
+        self._drafts = range(1 if config.drafts is None else most, most + 1)
+        self._alphas = [acceptance_rate(length, most) for length in config.accept_length]
 
     @property
     def enabled(self) -> bool:
@@ -50,7 +53,7 @@ class Speculation:
         plain = Pace(1.0, self._step.fixed(batch), self._step.attention())
         if not self.enabled:
             return plain
-        paces = [self._verifying(batch, alpha, drafts) for drafts in range(1, MAX_DRAFTS + 1)]
+        paces = [self._verifying(batch, alpha, drafts) for drafts in self._drafts]
         return max(plain, *paces, key=lambda pace: pace.tokens / pace.seconds(context))
 
     def _verifying(self, batch: int, alpha: float, drafts: int) -> Pace:
@@ -67,12 +70,17 @@ def expected_tokens(alpha: float, drafts: int) -> float:
     return float(sum(alpha**k for k in range(drafts + 1)))
 
 
-def acceptance_rate(accept_length: float) -> float:
-    """Returns the alpha at which MAX_DRAFTS drafts yield `accept_length` tokens per step."""
+def most_drafts(config: SpeculationConfig) -> int:
+    """Returns the greatest number of drafts per sequence and step."""
+    return MAX_DRAFTS if config.drafts is None else config.drafts
+
+
+def acceptance_rate(accept_length: float, drafts: int) -> float:
+    """Returns the alpha at which so many drafts yield `accept_length` tokens per step."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        if expected_tokens(middle, MAX_DRAFTS) < accept_length:
+        if expected_tokens(middle, drafts) < accept_length:
             low = middle
         else:
             high = middle

@@ -50,6 +50,17 @@ def test_costs_make_drafts_shorter_and_then_pointless() -> None:
     assert pace(EngineConfig(), 0.6, step_cpu_ms=100.0).tokens == 1, "plain decoding is faster"
 
 
+def test_a_given_number_of_drafts_is_verified_whatever_it_costs() -> None:
+    given = SpeculationConfig(enabled=True, drafts=12, accept_length=(3.2, 3.2, 3.2, 3.2))
+    dear = with_values(given, {"step_cpu_ms": 0.0, "draft_cpu_us": 20.0})
+    speculation = Speculation(dear, StepTime(EngineConfig()))
+    pace = speculation.pace(10, speculation.acceptance(0), CONTEXT)
+    assert pace.tokens == pytest.approx(3.2)
+    best = with_values(dear, {"drafts": None})
+    shorter = Speculation(best, StepTime(EngineConfig()))
+    assert shorter.pace(10, shorter.acceptance(0), CONTEXT).seconds(CONTEXT) < pace.seconds(CONTEXT)
+
+
 def test_the_costly_end_of_the_range_lies_between_drafting_and_not() -> None:
     plain, drafted, costly = (
         report(rolled(with_values(small(), VARIANTS[name])))
