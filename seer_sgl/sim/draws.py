@@ -1,5 +1,6 @@
 """The same workload with several draws of its lengths: means and ranges instead of one draw."""
 
+import logging
 import statistics
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from .opening import SimRequest
 from .outcome import Outcome, tail_cut
 from .variants import BASELINE
 
+logger = logging.getLogger(__name__)
 TAKEN = ("ratio_to_baseline", "ratio_to_oracle", "share_of_bound", "accept_length", "pool_peak_gb")
 
 
@@ -46,14 +48,17 @@ class DrawnPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drawn(request: SimRequest, policies: Sequence[str], seeds: Sequence[int]) -> list[DrawnPolicy]:
-    """Runs policies, each with the lengths of every seed. Raises ConfigError like `open`."""
+    """Runs policies, each with the lengths of every seed, and logs each draw, as one of a large
+    workload takes minutes. Raises ConfigError like `open`."""
     rows: dict[str, list[Outcome]] = {policy: [] for policy in policies}
     baselines = []
-    for seed in seeds:
+    for number, seed in enumerate(seeds, start=1):
         scenario = request.open(f"workload.lengths.seed={seed}")
         baselines.append(scenario.alone(BASELINE))
         for policy in policies:
             rows[policy].append(scenario.outcome(policy))
+        newest = ", ".join(f"{name} {found[-1].ratio_to_baseline}" for name, found in rows.items())
+        logger.info("draw %d of %d, x baseline: %s", number, len(seeds), newest)
     return [
         DrawnPolicy(
             policy=policy,

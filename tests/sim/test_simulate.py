@@ -103,7 +103,7 @@ NAMED = ("--workload", "moonlight", "--policy", "fcfs", *SMALL, *FEW)
 
 
 def test_draws_give_the_mean_and_the_range_of_each_figure(simulate: Simulate) -> None:
-    made = answer(simulate, *NAMED, "--draws", "3")
+    made = answer(simulate, *NAMED, "--draws", "3", "--log-level", "warning")
     assert made["seeds"] == [1, 2, 3]
     alone = [answer(simulate, *NAMED, "--set", f"workload.lengths.seed={i}") for i in (1, 2, 3)]
     (row,) = made["policies"]
@@ -112,7 +112,11 @@ def test_draws_give_the_mean_and_the_range_of_each_figure(simulate: Simulate) ->
         assert len(set(values)) == 3
         assert (row[name]["least"], row[name]["most"]) == (min(values), max(values))
         assert row[name]["mean"] == pytest.approx(sum(values) / 3, abs=1e-3)
-    assert row["policy"] in simulate(*NAMED, "--draws", "2").out
+    result = simulate(*NAMED, "--draws", "2")
+    assert row["policy"] in result.out
+    values = [one["ratio_to_baseline"] for one in alone[:2]]
+    first, second = (f"draw {n} of 2, x baseline: fcfs {x}" for n, x in enumerate(values, 1))
+    assert result.err.index(first) < result.err.index(second)
 
 
 @pytest.mark.parametrize(
