@@ -107,21 +107,25 @@ class Load:
         await assert_same_but_for_ties(url, rest, after)
 
     async def assert_ties_alone_may_differ(self, url: str) -> None:
-        """Asserts that of three tokens the two with scores 8e-6 apart pass, and the third does not.
+        """Asserts that of three tokens the two with scores 8e-6 apart pass, and the third does not;
+        and that a wrong token behind a near tie is found.
 
-        `url`: an engine with the new weights.
+        `url`: an engine with the new weights. The place was found when this test failed there.
         """
-        ids = self._requests[2]["input_ids"] + self._before[2][:85]
-        (drawn,) = await undivided(url, [body(ids, 2, 494)])
+        number, switched, equal, candidates, rest = 2, 85, 494, (4, 5, 7), 40
+        ids = self._requests[number]["input_ids"] + self._before[number][:switched]
+        (drawn,) = await undivided(url, [body(ids, number, equal)])
         ids += drawn
-        candidates, request = (4, 5, 7), body(ids, 2, 41)
-        rests = await undivided(url, [body([*ids, token], 2, 40) for token in candidates])
-        *tied, wrong = [[token, *rest] for token, rest in zip(candidates, rests, strict=True)]
+        bodies = [body([*ids, token], number, rest) for token in candidates]
+        rests = await undivided(url, bodies)
+        *tied, wrong = [[token, *ids] for token, ids in zip(candidates, rests, strict=True)]
+        request = body(ids, number, 1 + rest)
         ties = [await assert_same_but_for_ties(url, [request], [ours]) for ours in tied]
         assert sorted(ties) == [0, 1]
-        tied[1][-1] += 1
-        for ours in (wrong, tied[1]):
-            with pytest.raises(AssertionError, match="gap"):
+        behind = tied[ties.index(1)]
+        behind[-1] += 1
+        for ours, place in ((wrong, 0), (behind, rest - 1)):
+            with pytest.raises(AssertionError, match=f"'equal tokens': {place},"):
                 await assert_same_but_for_ties(url, [request], [ours])
 
 

@@ -1,8 +1,8 @@
-"""Requests that an engine answers directly and undivided, and whose tokens are compared with those.
+"""Requests that an engine answers directly and undivided, to compare a rollout's tokens with.
 
 SGLang draws the token with the greatest score: log probability plus the seed's noise. Engines that
 compute in other pieces differ by rounding, and can draw different tokens where two scores are about
-equal. All that follows differs then, so it is compared anew, behind that token.
+equal: a near tie. All tokens behind it differ then, so they are compared anew.
 """
 
 import asyncio
@@ -13,6 +13,8 @@ import aiohttp
 
 from seer_sgl.seeded_noise import gumbel
 from tests.e2e.compare import LOGPROB_TOLERANCE
+
+MOST_TIES = 1  # of one test: at the measured rounding, one of some fifty runs has one
 
 
 async def undivided(url: str, bodies: Sequence[dict[str, Any]]) -> list[list[int]]:
@@ -27,56 +29,69 @@ async def undivided(url: str, bodies: Sequence[dict[str, Any]]) -> list[list[int
 async def assert_same_but_for_ties(
     url: str, bodies: Sequence[dict[str, Any]], ours: Sequence[Sequence[int]]
 ) -> int:
-    """Asserts that an engine draws our tokens, but for those that rounding decides; returns their
-    number.
+    """Asserts that an engine draws our tokens, but for near ties; returns their number, at most
+    MOST_TIES.
 
-    `bodies`: of /generate, at temperature 1, with input ids, a seed and no filters. `ours`: the
-    tokens of each, as many as it asks for.
+    `bodies`: of /generate, with input ids, a seed, temperature 1 and no filters. `ours`: the tokens
+    of each, as many as it asks for.
     """
-    ties, left = 0, list(zip(bodies, ours, strict=True))
-    while left:
-        theirs = await undivided(url, [fields for fields, _ in left])
-        differ = [
-            (fields, tokens, _equal(tokens, again))
-            for (fields, tokens), again in zip(left, theirs, strict=True)
-            if tokens != again
-        ]
-        for fields, tokens, place in differ:
-            gap = await _behind(url, _after(fields, tokens[:place], 1), tokens[place])
-            # No equal tokens: perhaps old weights or old KV.
-            where = {"input tokens": len(fields["input_ids"]), "equal tokens": place, "gap": gap}
-            assert gap <= LOGPROB_TOLERANCE, where
-        ties += len(differ)
-        left = [
-            (_after(fields, tokens[: place + 1], len(tokens) - place - 1), tokens[place + 1 :])
-            for fields, tokens, place in differ
-            if place + 1 < len(tokens)
-        ]
+    ties, open_requests = 0, list(zip(bodies, ours, strict=True))
+    while open_requests:
+        theirs = await undivided(url, [fields for fields, _ in open_requests])
+        continued = []
+        for (fields, tokens), other in zip(open_requests, theirs, strict=True):
+            place = equal_tokens(tokens, other)
+            if place == len(tokens):
+                continue
+            await assert_near_tie(url, fields, tokens[: place + 1], other[place])
+            ties += 1
+            rest = tokens[place + 1 :]
+            if rest:
+                continued.append((after(fields, tokens[: place + 1], len(rest)), rest))
+        assert ties <= MOST_TIES, "rounding alone has fewer near ties"
+        open_requests = continued
     return ties
 
 
-def _after(fields: dict[str, Any], tokens: Sequence[int], limit: int) -> dict[str, Any]:
+async def assert_near_tie(
+    url: str, fields: dict[str, Any], ours: Sequence[int], theirs: int
+) -> None:
+    """Asserts that rounding decides between the last token of `ours` and `theirs`.
+
+    `fields`: of the /generate that begins with `ours`, as in `assert_same_but_for_ties`. `theirs`:
+    the token that the engine drew instead of the last one.
+    """
+    request = after(fields, ours[:-1], 1)
+    candidates = [ours[-1], theirs]
+    async with aiohttp.ClientSession() as session:
+        logs = {"return_logprob": True, "token_ids_logprob": candidates}
+        answer = await _generate(session, url, {**request, **logs})
+    (drawn,), meta = answer["output_ids"], answer["meta_info"]
+    ((drawn_log_prob, _, _),) = meta["output_token_logprobs"]
+    (log_probs,) = meta["output_token_ids_logprobs"]
+    assert [token for _, token, _ in log_probs] == candidates
+    seed, last = request["sampling_params"]["sampling_seed"], len(request["input_ids"]) - 1
+    drawn_score = drawn_log_prob + gumbel(seed, last, drawn)
+    gaps = [drawn_score - log_prob - gumbel(seed, last, token) for log_prob, token, _ in log_probs]
+    assert max(map(abs, gaps)) <= LOGPROB_TOLERANCE, {
+        "seed": seed,
+        "input tokens": len(fields["input_ids"]),
+        "equal tokens": len(ours) - 1,  # 0: perhaps of old weights or old KV
+        "ours, theirs": candidates,
+        "gaps to the drawn token": gaps,
+    }
+
+
+def equal_tokens(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """Returns how many tokens are equal before the first difference or the end of the shorter."""
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+
+
+def after(fields: dict[str, Any], tokens: Sequence[int], limit: int) -> dict[str, Any]:
+    """Returns the request that continues behind tokens of its response, with a new limit."""
     params = {**fields["sampling_params"], "max_new_tokens": limit}
     return {"input_ids": [*fields["input_ids"], *tokens], "sampling_params": params}
-
-
-def _equal(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Returns how many tokens are equal before the first difference, of which there must be one."""
-    pairs = enumerate(zip(ours, theirs, strict=True))
-    return next(place for place, (one, other) in pairs if one != other)
-
-
-async def _behind(url: str, fields: dict[str, Any], token: int) -> float:
-    """Returns how far a token's score is below that of the token that the engine draws."""
-    async with aiohttp.ClientSession() as session:
-        logs = {"return_logprob": True, "token_ids_logprob": [token]}
-        answer = await _generate(session, url, {**fields, **logs})
-    (drawn,), meta = answer["output_ids"], answer["meta_info"]
-    ((highest, _, _),) = meta["output_token_logprobs"]
-    (((log_prob, of, _),),) = meta["output_token_ids_logprobs"]
-    assert of == token
-    seed, last = fields["sampling_params"]["sampling_seed"], len(fields["input_ids"]) - 1
-    return float(highest - log_prob) + gumbel(seed, last, drawn) - gumbel(seed, last, token)
 
 
 async def _generate(
