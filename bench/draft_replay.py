@@ -3,9 +3,9 @@
 `python -m bench.draft_replay [--json]` decodes groups of the reasoner's recorded responses with the
 engines' own drafter, acceptance and draft policy, at several minimum probabilities of a draft. Only
 the time of a step is modelled: as measured on a CPU, bound by memory, and bound by compute. It
-prints microseconds of engine time per token, and per row of a step the tokens that it brings and
-the drafts that it verifies, with those that only fill it up. Drafting itself takes no time here;
-`bench.draft_index` measures it.
+prints microseconds of engine time per token, tokens per row of a step, and per row of a step with
+drafts its tokens and the drafts that it verifies, padding included. Drafting itself takes no time
+here; `bench.draft_index` measures it.
 """
 
 import argparse
@@ -115,11 +115,14 @@ class Setup(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Sums over all steps of all engines. `drafts`: with those that fill rows up to a width."""
+    """Sums over all steps of all engines. `verified_tokens`, `verified_rows`: of the steps with
+    drafts; `drafts`: what these verify, padding included."""
 
     seconds: float
     tokens: int
     rows: int
+    verified_tokens: int
+    verified_rows: int
     drafts: int
 
 
@@ -206,7 +209,9 @@ def step(engine: Engine, drafter: Drafter, setup: Setup) -> Totals:
     for row, found in zip(rows, paths, strict=True):
         row.advance(len(found) + 1)
     engine.now_s += seconds
-    return Totals(seconds, sum(len(found) + 1 for found in paths), len(rows), verified)
+    tokens, count = sum(len(found) + 1 for found in paths), len(rows)
+    verifies = verified > 0
+    return Totals(seconds, tokens, count, tokens * verifies, count * verifies, verified)
 
 
 def replay(groups: Sequence[Siblings], setup: Setup, probability: float) -> Totals:
@@ -220,7 +225,7 @@ def replay(groups: Sequence[Siblings], setup: Setup, probability: float) -> Tota
     siblings = range(len(groups[0].responses))
     queue = [(g, 0) for g in range(len(groups))]
     queue += [(g, i) for g in range(len(groups)) for i in siblings[1:]]
-    sums = [Totals(0.0, 0, 0, 0)]
+    sums = [Totals(0.0, 0, 0, 0, 0, 0)]
     while busy := [engine for engine in engines if engine.rows or queue]:
         engine = min(busy, key=lambda engine: engine.now_s)
         while queue and len(engine.rows) < setup.batch:
@@ -258,11 +263,12 @@ def main() -> None:
                 replay(random.Random(seed).sample(texts, GROUPS), Setup(cost), probability)
                 for seed in SEEDS
             ]
-            seconds, tokens, rows, drafts = (sum(column) for column in zip(*runs, strict=True))
+            sums = Totals(*(sum(column) for column in zip(*runs, strict=True)))
             figures = {
-                "us_a_token": round(1e6 * seconds / tokens, 1),
-                "tokens_a_row": round(tokens / rows, 2),
-                "drafts_a_row": round(drafts / rows, 2),
+                "us_a_token": round(1e6 * sums.seconds / sums.tokens, 1),
+                "tokens_a_row": round(sums.tokens / sums.rows, 2),
+                "tokens_a_verified_row": round(sums.verified_tokens / sums.verified_rows, 2),
+                "drafts_a_verified_row": round(sums.drafts / sums.verified_rows, 2),
             }
             table.setdefault(name, {})[probability] = figures
             if not options.json:

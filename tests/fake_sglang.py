@@ -43,10 +43,11 @@ def length_of(seed: int, longest: int) -> int:
     return 1 + (seed >> 7) % longest
 
 
-def response_of(seed: int, prompt_len: int, longest: int) -> list[int]:
-    """Returns the whole response of an undivided, unlimited call."""
-    length = length_of(seed, longest)
-    return [token_at(seed, prompt_len + i) for i in range(length - 1)] + [EOS]
+def response_of(seed: int, prompt_len: int, longest: int, part: slice = slice(None)) -> list[int]:
+    """Returns the response of an undivided, unlimited call, or a part of it."""
+    last = length_of(seed, longest) - 1
+    places = range(last + 1)[part]
+    return [EOS if i == last else token_at(seed, prompt_len + i) for i in places]
 
 
 def reads_none(call: dict[str, Any]) -> bool:
@@ -257,9 +258,8 @@ class FakeSGLang(FakeControl):
         params, ids = call["sampling_params"], call["input_ids"]
         seed, budget = params["sampling_seed"], params["max_new_tokens"]
         prompt_len = self.prompt_lens.setdefault(seed, len(ids))
-        whole = response_of(seed, prompt_len, self.longest)
         done = len(ids) - prompt_len
-        new = whole[done : done + budget]
+        new = response_of(seed, prompt_len, self.longest, slice(done, done + budget))
         if fault in ("abort", "abort_queued"):
             new = new[: len(new) // 2] if fault == "abort" else []
         if fault.startswith("abort"):
