@@ -14,7 +14,7 @@ PAGE_SIZE = 64  # SGLang's default with a KV pool
 MOST_REQUESTS = 100_000_000  # per workload; each takes memory
 Count = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_ID)]
-Drafts = Annotated[int, msgspec.Meta(ge=1, le=64)]
+DraftCount = Annotated[int, msgspec.Meta(ge=1, le=64)]
 Amount = Annotated[float, msgspec.Meta(gt=0.0)]
 Rest = Annotated[float, msgspec.Meta(ge=0.0)]
 
@@ -87,15 +87,16 @@ class SpeculationConfig(Section, frozen=True):
     """Grouped speculative decoding. `accept_length[i]`: mean tokens per step with `references[i]`
     responses of the same prompt to draft from (paper section 3, linear drafts).
 
-    `drafts`: per sequence in every verification, with those that only fill a batch up to its width;
-    None: the best number, at most 8. `accept_length` is that of `drafts`, or else of 8.
+    `drafts`: per sequence in every verification, padding included, and the KV that a request has
+    reserved for them; None: the best number, at most 8. `accept_length` is that of `drafts`, or
+    else of 8. Where it is faster, a step is plain.
 
     `step_cpu_ms`, `draft_cpu_us`: time that drafting, choosing and bookkeeping add to a verified
     step, and per draft to verify, because no other work hides it. Guesses after the CPU machine.
     """
 
     enabled: bool = False
-    drafts: Drafts | None = None
+    drafts: DraftCount | None = None
     step_cpu_ms: Rest = 3.0
     draft_cpu_us: Rest = 4.0
     references: tuple[Natural, ...] = (0, 1, 5, 15)

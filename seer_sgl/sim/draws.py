@@ -57,8 +57,8 @@ def drawn(request: SimRequest, policies: Sequence[str], seeds: Sequence[int]) ->
         baselines.append(scenario.alone(BASELINE))
         for policy in policies:
             rows[policy].append(scenario.outcome(policy))
-        newest = ", ".join(f"{name} {found[-1].ratio_to_baseline}" for name, found in rows.items())
-        logger.info("draw %d of %d, x baseline: %s", number, len(seeds), newest)
+        ratios = ", ".join(f"{name} {found[-1].ratio_to_baseline}" for name, found in rows.items())
+        logger.info("draw %d of %d, seed %d, x baseline: %s", number, len(seeds), seed, ratios)
     return [
         DrawnPolicy(
             policy=policy,

@@ -9,6 +9,7 @@ from seer_sgl.config.ready import CONFIGS
 from seer_sgl.errors import ConfigError
 
 from .config import MOST_REQUESTS, SimConfig, page_size
+from .speculation import most_drafts
 
 WORKLOADS = CONFIGS / "sim"
 
@@ -80,5 +81,8 @@ def check(config: SimConfig, where: Mapping[str, str] | None = None) -> None:
     references: Any = speculation.references
     if len(references) != len(speculation.accept_length) or not references:
         refuse("speculation.accept_length", "needs one value for each of speculation.references")
+    most = most_drafts(speculation)
+    if max(speculation.accept_length) > most + 1:
+        refuse("speculation.accept_length", f"more tokens than {most} drafts and one more")
     if sorted(set(references)) != list(references):
         refuse("speculation.references", "must ascend")

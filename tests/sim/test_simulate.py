@@ -115,7 +115,9 @@ def test_draws_give_the_mean_and_the_range_of_each_figure(simulate: Simulate) ->
     result = simulate(*NAMED, "--draws", "2")
     assert row["policy"] in result.out
     values = [one["ratio_to_baseline"] for one in alone[:2]]
-    first, second = (f"draw {n} of 2, x baseline: fcfs {x}" for n, x in enumerate(values, 1))
+    first, second = (
+        f"draw {n} of 2, seed {n}, x baseline: fcfs {x}" for n, x in enumerate(values, 1)
+    )
     assert result.err.index(first) < result.err.index(second)
 
 

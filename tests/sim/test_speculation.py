@@ -3,8 +3,10 @@
 import pytest
 
 from seer_sgl.config import with_values
+from seer_sgl.errors import ConfigError
 from seer_sgl.report.report import report
 from seer_sgl.sim.config import EngineConfig, SpeculationConfig
+from seer_sgl.sim.source import load_settings
 from seer_sgl.sim.speculation import MAX_DRAFTS, Pace, Speculation, expected_tokens
 from seer_sgl.sim.steps import StepTime
 from seer_sgl.sim.variants import VARIANTS
@@ -50,15 +52,32 @@ def test_costs_make_drafts_shorter_and_then_pointless() -> None:
     assert pace(EngineConfig(), 0.6, step_cpu_ms=100.0).tokens == 1, "plain decoding is faster"
 
 
-def test_a_given_number_of_drafts_is_verified_whatever_it_costs() -> None:
+def test_a_given_number_of_drafts_is_not_shortened() -> None:
     given = SpeculationConfig(enabled=True, drafts=12, accept_length=(3.2, 3.2, 3.2, 3.2))
-    dear = with_values(given, {"step_cpu_ms": 0.0, "draft_cpu_us": 20.0})
-    speculation = Speculation(dear, StepTime(EngineConfig()))
-    pace = speculation.pace(10, speculation.acceptance(0), CONTEXT)
-    assert pace.tokens == pytest.approx(3.2)
-    best = with_values(dear, {"drafts": None})
-    shorter = Speculation(best, StepTime(EngineConfig()))
-    assert shorter.pace(10, shorter.acceptance(0), CONTEXT).seconds(CONTEXT) < pace.seconds(CONTEXT)
+    costs = {"step_cpu_ms": 0.0, "draft_cpu_us": 20.0}
+    engine = EngineConfig(draft_overhead_us=0.0)
+    speculation = Speculation(with_values(given, costs), StepTime(engine))
+    alpha = speculation.acceptance(0)
+    found = speculation.pace(10, alpha, CONTEXT)
+    assert found.tokens == pytest.approx(3.2)
+    assert pace(engine, alpha, **costs).tokens < found.tokens, "the best number is smaller"
+    plain = StepTime(engine).fixed(10)
+    assert found.fixed_s - plain == pytest.approx(10 * 12 * 20e-6)
+    dear = Speculation(with_values(given, {"step_cpu_ms": 100.0}), StepTime(engine))
+    assert dear.pace(10, alpha, CONTEXT).tokens == 1, "a plain step is faster"
+
+
+@pytest.mark.parametrize(
+    ("drafts", "complaint"),
+    [
+        (0, "speculation.drafts"),
+        (65, "speculation.drafts"),
+        (1, "speculation.accept_length: more tokens than 1 drafts and one more"),
+    ],
+)
+def test_drafts_that_cannot_be_are_refused(drafts: int, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        load_settings(overrides=[f"speculation.drafts={drafts}"])
 
 
 def test_the_costly_end_of_the_range_lies_between_drafting_and_not() -> None:
