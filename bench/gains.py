@@ -14,7 +14,7 @@ from seer_sgl.benchmark.measure import Row
 from seer_sgl.report.style import Point
 
 RESULTS = Path(__file__).parent / "results"
-ARMS_REPORT = RESULTS / "2026-11-21-cpu" / "report.json"
+ARMS_REPORT = RESULTS / "2026-11-27-cpu" / "report.json"
 SEEDS_REPORT = RESULTS / "2026-11-25-cpu-seeds" / "report.json"
 
 SINGLE = "request_round_robin"

@@ -16,7 +16,7 @@ from tools.docs import benchmark_blocks as arms
 from tools.docs.figures import BLOCK, BLOCKS, ROOT, filled, read, result_pages
 from tools.docs.tables import gains, rounds_of, spread
 
-MAIN = ROOT / "bench" / "results" / "2026-11-21-cpu"
+MAIN = ROOT / "bench" / "results" / "2026-11-27-cpu"
 SEEDS = ROOT / "bench" / "results" / "2026-11-25-cpu-seeds"
 
 

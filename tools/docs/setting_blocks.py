@@ -39,7 +39,8 @@ def machine(report: Report) -> Lines:
     installed = {name: version for name, version in host["packages"].items() if version}
     installed.pop("seer-sgl", None)  # the commit says more
     packages = [" ".join(package) for package in installed.items()]
-    identical = min(row.identical_share for row in rounds_of(report))
+    rows = rounds_of(report)
+    identical = min(row.identical_share for row in rows)
     facts = {
         "date, commit": f"{host['date']}, {host['commit']}",
         "machine": f"{host['cpu']}, {host['cores']} cores, {host['memory_gb']} GB, {gpus}",
@@ -50,7 +51,8 @@ def machine(report: Report) -> Lines:
         f"{rollout['n_samples_per_prompt']} samples, temperature {sampling['temperature']}, "
         f"at most {sampling['max_new_tokens']:,} tokens, "
         f"chunks of {config['scheduling']['chunk_tokens']}",
-        "rounds": f"{bench['rounds']}, seeds {', '.join(map(str, bench['seeds']))} in turn",
+        "rounds": f"{len({row.round for row in rows})}, seeds "
+        f"{', '.join(map(str, bench['seeds']))} in turn",
         "identical samples": f"{percent(identical)}, the least of any arm in any round",
     }
     return table(["what", "value"], facts.items())
