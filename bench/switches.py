@@ -26,7 +26,6 @@ from seer_sgl.types import Request
 
 BIG, SMALL = "scheduling.chunk_tokens=8192", "scheduling.chunk_tokens=2048"
 FIXED = "scheduling.max_spread=32"
-DRAWS = range(1, 6)
 
 
 class PublishedOrder(ContextAware):
@@ -74,32 +73,15 @@ def measure(workload: str) -> list[dict[str, Any]]:
     ]
 
 
-def other_draws(workload: str) -> list[dict[str, Any]]:
-    """Returns the gain of `seer` on several draws of lengths, one row per draw."""
-    rows = []
-    for seed in DRAWS:
-        scenario = SimRequest(workload=workload, overrides=[f"workload.lengths.seed={seed}"]).open()
-        baseline, seer = scenario.alone(BASELINE), scenario.alone("seer")
-        rows.append(
-            {
-                "seed": seed,
-                "x_baseline": round(seer.throughput_tok_s / baseline.throughput_tok_s, 3),
-                "tail_cut": round(tail_cut(seer, baseline), 3),
-            }
-        )
-    return rows
-
-
 def main() -> None:
     """Measures all workloads; prints one JSON object last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workload", choices=workload_names(), help="only this one")
-    parser.add_argument("--draws", action="store_true", help="instead: other draws of lengths")
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
     tables = {}
     for workload in [options.workload] if options.workload else workload_names():
-        tables[workload] = (other_draws if options.draws else measure)(workload)
+        tables[workload] = measure(workload)
         for line in tables[workload] if not options.json else ():
             print(workload, line, flush=True)
     print(json.dumps(tables))
