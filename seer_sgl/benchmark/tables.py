@@ -114,6 +114,7 @@ def _environment(report: dict[str, Any]) -> str:
     gpus = ", ".join(machine["gpus"]) or "no GPU"
     sampling, rollout = canonical(config["sampling"]), config["rollout"]
     source = config["bench"]["workload"] or rollout["prompts"]
+    seeds = {row["round"]: row["seed"] for row in report["rounds"]}
     return (
         f"{machine['date']}, commit {machine['commit'] or 'unknown'}; {machine['cpu']}, "
         f"{machine['cores']} cores, {machine['memory_gb']} GB, "
@@ -122,7 +123,7 @@ def _environment(report: dict[str, Any]) -> str:
         f"`{source}`, temperature {sampling['temperature']:g}, at most "
         f"{sampling['max_new_tokens']} tokens; "
         f"engines: {_engines(config)}; "
-        f"{config['bench']['rounds']} rounds, seeds {config['bench']['seeds']} in turn."
+        f"{len(seeds)} rounds, seeds {list(dict.fromkeys(seeds.values()))} in turn."
     )
 
 

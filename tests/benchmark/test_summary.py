@@ -1,5 +1,6 @@
 """The summary of rollouts."""
 
+import msgspec
 import pytest
 
 from seer_sgl.benchmark.summary import KNOWN, by_seed, doubts, ratios, summarize
@@ -114,7 +115,7 @@ def test_every_seed_alone() -> None:
 def test_the_page_has_every_arm_and_the_papers_figures() -> None:
     rows = [row("group_round_robin", 0), row("seer", 0, throughput_tok_s=168.0, accept_length=2.5)]
     config = {
-        "bench": {"workload": None, "rounds": 1, "seeds": [1]},
+        "bench": {"workload": None, "rounds": 6, "seeds": [1, 2]},
         "rollout": {"prompts": "p.jsonl", "max_prompts": 4, "n_samples_per_prompt": 2},
         "sampling": {"temperature": 1.0, "max_new_tokens": 100},
         "engines": {"launch": "local", "count": 2, "sglang": {}},
@@ -122,6 +123,7 @@ def test_the_page_has_every_arm_and_the_papers_figures() -> None:
     report = {
         "arms": summarize(rows),
         "seeds": by_seed(rows),
+        "rounds": msgspec.to_builtins(rows),
         "doubts": [],
         "failures": [{"arm": "oracle", "round": 1, "error": "it broke\n# a log"}],
         "config": config,
@@ -138,6 +140,7 @@ def test_the_page_has_every_arm_and_the_papers_figures() -> None:
         },
     }
     page = markdown(report)
+    assert f"1 rounds, seeds [{rows[0].seed}] in turn." in page, "those that were measured"
     assert "- `oracle` failed in round 1, later rounds skip it: it broke\n" in page
     assert "a log" not in page
     assert "| seer | 1 | 168 (168 to 168) | 2.10 (2.10 to 2.10) | 2.04 |" in page

@@ -33,13 +33,15 @@ GREEDY = (  # an arm, and the arm that it is compared with
 def machine(report: Report) -> Lines:
     """Yields the machine, the versions and the work."""
     host, config = report["environment"], report["config"]
-    engines, flags, bench = config["engines"], config["engines"]["sglang"], config["bench"]
+    engines, flags = config["engines"], config["engines"]["sglang"]
     rollout, sampling = config["rollout"], canonical(config["sampling"])
     gpus = ", ".join(host["gpus"]) or "no GPU"
     installed = {name: version for name, version in host["packages"].items() if version}
     installed.pop("seer-sgl", None)  # the commit says more
     packages = [" ".join(package) for package in installed.items()]
     rows = rounds_of(report)
+    seeds = {row.round: row.seed for row in rows}
+    in_turn = ", ".join(map(str, dict.fromkeys(seeds.values())))
     identical = min(row.identical_share for row in rows)
     facts = {
         "date, commit": f"{host['date']}, {host['commit']}",
@@ -51,8 +53,7 @@ def machine(report: Report) -> Lines:
         f"{rollout['n_samples_per_prompt']} samples, temperature {sampling['temperature']}, "
         f"at most {sampling['max_new_tokens']:,} tokens, "
         f"chunks of {config['scheduling']['chunk_tokens']}",
-        "rounds": f"{len({row.round for row in rows})}, seeds "
-        f"{', '.join(map(str, bench['seeds']))} in turn",
+        "rounds": f"{len(seeds)}, seeds {in_turn} in turn",
         "identical samples": f"{percent(identical)}, the least of any arm in any round",
     }
     return table(["what", "value"], facts.items())
