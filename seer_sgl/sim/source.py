@@ -82,7 +82,7 @@ def check(config: SimConfig, where: Mapping[str, str] | None = None) -> None:
     if len(references) != len(speculation.accept_length) or not references:
         refuse("speculation.accept_length", "needs one value for each of speculation.references")
     most = most_drafts(speculation)
-    if max(speculation.accept_length) > most + 1:
-        refuse("speculation.accept_length", f"more tokens than {most} drafts and one more")
+    if not all(1 <= length <= most + 1 for length in speculation.accept_length):
+        refuse("speculation.accept_length", f"must be between 1 and {most + 1} (drafts + 1)")
     if sorted(set(references)) != list(references):
         refuse("speculation.references", "must ascend")

@@ -14,7 +14,7 @@ import aiohttp
 from seer_sgl.seeded_noise import gumbel
 from tests.e2e.compare import LOGPROB_TOLERANCE
 
-MOST_TIES = 1  # of one test: at the measured rounding, one of some fifty runs has one
+MOST_TIES = 1  # per comparison: in about one of fifteen runs a token differed (docs/exactness.md)
 
 
 async def undivided(url: str, bodies: Sequence[dict[str, Any]]) -> list[list[int]]:

@@ -72,7 +72,7 @@ def test_a_given_number_of_drafts_is_not_shortened() -> None:
     [
         (0, "speculation.drafts"),
         (65, "speculation.drafts"),
-        (1, "speculation.accept_length: more tokens than 1 drafts and one more"),
+        (1, "speculation.accept_length: must be between 1 and 2"),
     ],
 )
 def test_drafts_that_cannot_be_are_refused(drafts: int, complaint: str) -> None:
