@@ -13,8 +13,8 @@ SMALL_GAIN = 1.05
 CLEAR_GAIN = 1.15
 SHORT_S = 5.0  # a rollout that is sooner by less is no reason to change a trainer
 CALIBRATION = (
-    "Two CPU engines: simulated times were 9 % off at most for order and division, and 17 % too "
-    "short with drafts (docs/benchmark.md).",
+    "Two CPU engines: mean times of three rollouts were 9 % off at most for order and division, "
+    "single ones up to 35 %; with drafts 17 % too short (docs/benchmark.md).",
     "Three published rollouts on 32 to 256 GPUs: their order and division gained 1.66, 1.68 and "
     "1.11 over pinned groups in simulation; published are 1.47, 1.56 and 1.27.",
     "No time of this page was measured on a GPU. With drafts, the acceptance is the published one.",
