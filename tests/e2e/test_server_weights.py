@@ -118,7 +118,7 @@ class Load:
         ids += drawn
         bodies = [body([*ids, token], number, rest) for token in candidates]
         rests = await undivided(url, bodies)
-        *tied, wrong = [[token, *ids] for token, ids in zip(candidates, rests, strict=True)]
+        *tied, wrong = [[token, *later] for token, later in zip(candidates, rests, strict=True)]
         request = body(ids, number, 1 + rest)
         ties = [await assert_same_but_for_ties(url, [request], [ours]) for ours in tied]
         assert sorted(ties) == [0, 1]

@@ -20,7 +20,7 @@ from tests.e2e.conftest import MODEL
 from tests.e2e.rig import Rig, post
 from tests.e2e.test_mixed import steps
 from tests.e2e.test_server_weights import prompts
-from tests.e2e.undivided import MOST_TIES, after, assert_near_tie, equal_tokens
+from tests.e2e.undivided import MOST_TIES, after, assert_near_tie, equal_tokens, generate
 from tests.e2e.weights import other_weights
 from tests.server.helpers import served_config
 
@@ -52,13 +52,11 @@ async def plain(url: str, bodies: Sequence[dict[str, Any]]) -> list[dict[str, An
     room = asyncio.Semaphore(24)
     async with aiohttp.ClientSession() as session:
 
-        async def post(fields: dict[str, Any]) -> Any:
-            async with room, session.post(f"{url}/generate", json=fields) as reply:
-                assert reply.status == 200, await reply.text()
-                return await reply.json(content_type=None)
+        async def answer(fields: dict[str, Any]) -> dict[str, Any]:
+            async with room:
+                return await generate(session, url, fields)
 
-        found: list[dict[str, Any]] = await asyncio.gather(*map(post, bodies))
-    return found
+        return await asyncio.gather(*map(answer, bodies))
 
 
 async def compare(url: str, call: Generated, answer: dict[str, Any]) -> int:

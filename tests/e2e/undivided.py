@@ -17,12 +17,22 @@ from tests.e2e.compare import LOGPROB_TOLERANCE
 MOST_TIES = 1  # per comparison: in about one of fifteen runs a token differed (docs/exactness.md)
 
 
+async def generate(
+    session: aiohttp.ClientSession, url: str, fields: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns an engine's answer to /generate."""
+    async with session.post(f"{url}/generate", json=fields) as answer:
+        assert answer.status == 200, await answer.text()
+        found: dict[str, Any] = await answer.json()
+        return found
+
+
 async def undivided(url: str, bodies: Sequence[dict[str, Any]]) -> list[list[int]]:
     """Returns the tokens of requests that an engine answers directly, without old KV."""
     async with aiohttp.ClientSession() as session:
         async with session.post(f"{url}/flush_cache", params={"timeout": "30"}) as reply:
             assert reply.status == 200
-        replies = await asyncio.gather(*(_generate(session, url, each) for each in bodies))
+        replies = await asyncio.gather(*(generate(session, url, each) for each in bodies))
     return [list(reply["output_ids"]) for reply in replies]
 
 
@@ -65,7 +75,7 @@ async def assert_near_tie(
     candidates = [ours[-1], theirs]
     async with aiohttp.ClientSession() as session:
         logs = {"return_logprob": True, "token_ids_logprob": candidates}
-        answer = await _generate(session, url, {**request, **logs})
+        answer = await generate(session, url, {**request, **logs})
     (drawn,), meta = answer["output_ids"], answer["meta_info"]
     ((drawn_log_prob, _, _),) = meta["output_token_logprobs"]
     (log_probs,) = meta["output_token_ids_logprobs"]
@@ -92,12 +102,3 @@ def after(fields: dict[str, Any], tokens: Sequence[int], limit: int) -> dict[str
     """Returns the request that continues behind tokens of its response, with a new limit."""
     params = {**fields["sampling_params"], "max_new_tokens": limit}
     return {"input_ids": [*fields["input_ids"], *tokens], "sampling_params": params}
-
-
-async def _generate(
-    session: aiohttp.ClientSession, url: str, fields: dict[str, Any]
-) -> dict[str, Any]:
-    async with session.post(f"{url}/generate", json=fields) as answer:
-        assert answer.status == 200, await answer.text()
-        found: dict[str, Any] = await answer.json()
-        return found
