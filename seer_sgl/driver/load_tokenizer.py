@@ -83,6 +83,27 @@ def _by_sglang(source: TokenizerSource) -> Tokenizer | None:
 
     Raises ValueError with SGLang's reason if it cannot load the tokenizer.
     """
+    reply = _asked(source)
+    if reply.error is not None:
+        raise ValueError(reply.error)
+    if reply.reader is None:
+        logger.warning(
+            "the tokenizer in %s is loaded by transformers alone, not as SGLang loads it: %s",
+            source.tokenizer_path,
+            (reply.unavailable or "no reason is known").splitlines()[0],
+        )
+        return None
+    if source.trust_remote_code:
+        from transformers.dynamic_module_utils import init_hf_modules
+
+        init_hf_modules()  # where the tokenizer's own code is imported from
+        importlib.invalidate_caches()  # the other process has just written it
+    writer = None if reply.writer is None else _unpickled(reply.writer)
+    return Tokenizer(_unpickled(reply.reader), writer)
+
+
+def _asked(source: TokenizerSource) -> LoadedTokenizer:
+    """Returns what SGLang's functions load, in a process of their own."""
     argument = msgspec.json.encode(source).decode()
     command = [sys.executable, "-m", PROGRAM, argument]
     # Text needs no GPU.
@@ -97,23 +118,13 @@ def _by_sglang(source: TokenizerSource) -> Tokenizer | None:
     ) as process:
         # Meanwhile, as unpickling needs it: it takes a second.
         from transformers import PreTrainedTokenizerBase  # noqa: F401
-        from transformers.dynamic_module_utils import init_hf_modules
 
         output, errors = process.communicate()
     if process.returncode != 0:
         lines = errors.decode(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"exit status {process.returncode}"
-        return _none_because(source, reason)
-    reply = msgspec.msgpack.decode(output, type=LoadedTokenizer)
-    if reply.error is not None:
-        raise ValueError(reply.error)
-    if reply.reader is None:
-        return _none_because(source, reply.unavailable or "")
-    if source.trust_remote_code:
-        init_hf_modules()  # where the tokenizer's own code is imported from
-        importlib.invalidate_caches()  # the other process has just written it
-    writer = None if reply.writer is None else _unpickled(reply.writer)
-    return Tokenizer(_unpickled(reply.reader), writer)
+        return LoadedTokenizer(unavailable=reason)
+    return msgspec.msgpack.decode(output, type=LoadedTokenizer)
 
 
 def _unpickled(tokenizer: bytes) -> Any:
@@ -124,15 +135,6 @@ def _unpickled(tokenizer: bytes) -> Any:
             raise
     define_missing_schemas()  # some tokenizers import torchvision
     return pickle.loads(tokenizer)
-
-
-def _none_because(source: TokenizerSource, why: str) -> Tokenizer | None:
-    logger.warning(
-        "the tokenizer in %s is loaded by transformers alone, not as SGLang loads it: %s",
-        source.tokenizer_path,
-        why.splitlines()[0] if why else "no reason is known",
-    )
-    return None
 
 
 def _by_transformers(source: TokenizerSource) -> Any:

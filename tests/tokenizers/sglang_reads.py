@@ -1,7 +1,8 @@
 """Reads texts with SGLang's own functions, for a comparison: a program of its own.
 
-Each line of standard input is a Task in JSON; standard output gets an Answer for each. Importing
-SGLang changes transformers, so a test does not import it.
+Each line of standard input is a Task or a Loading in JSON; standard output gets an Answer for each
+Task, and a LoadedTokenizer for each Loading. Importing SGLang changes transformers, so a test does
+not import it.
 """
 
 import json
@@ -11,10 +12,18 @@ from typing import Any
 
 import msgspec
 
+from seer_sgl.link.tokenizer import TokenizerSource
+from seer_sgl.plugin.tokenizer import load
 from seer_sgl.torchvision_schemas import define_missing_schemas
 
 
-class Task(msgspec.Struct):
+class Loading(msgspec.Struct, tag=True):
+    """A tokenizer that the driver wants a copy of."""
+
+    source: TokenizerSource
+
+
+class Task(msgspec.Struct, tag=True):
     """A tokenizer and what to read with it. `windows`: lists of token ids to decode.
 
     images: whether the model reads images too.
@@ -118,13 +127,14 @@ def _chat(tokenizer: Any, text: str) -> list[int]:
 
 
 def main() -> None:
-    """Answers the tasks of standard input."""
+    """Answers the lines of standard input."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     define_missing_schemas()
     for line in sys.stdin.buffer:
-        task = msgspec.json.decode(line, type=Task)
-        out.write(json.dumps(msgspec.to_builtins(answer(task))).encode() + b"\n")
+        asked = msgspec.json.decode(line, type=Task | Loading)
+        reply = load(asked.source) if isinstance(asked, Loading) else answer(asked)
+        out.write(json.dumps(msgspec.to_builtins(reply)).encode() + b"\n")
         out.flush()
 
 

@@ -11,14 +11,14 @@ import pytest
 
 from seer_sgl.driver import load_tokenizer as loading
 from seer_sgl.driver.tokenizer import Tokenizer
-from seer_sgl.link.tokenizer import TokenizerSource
+from seer_sgl.link.tokenizer import LoadedTokenizer, TokenizerSource
 from tests.e2e.conftest import ROOT
 
 from .byte_rows import ROWS, ByteRow
 from .families import FAMILIES, Family
 from .multimodal import MULTIMODAL
 from .random_texts import random_texts
-from .sglang_reads import Answer, Task
+from .sglang_reads import Answer, Loading, Task
 
 pytestmark = pytest.mark.process
 TEXTS = 500
@@ -33,15 +33,22 @@ class SglangReads:
         self._process = process
 
     def __call__(self, task: Task) -> Answer:
+        return msgspec.json.decode(self._reply(task), type=Answer)
+
+    def load(self, source: TokenizerSource) -> LoadedTokenizer:
+        """Returns what the driver's own process for a tokenizer would."""
+        return msgspec.json.decode(self._reply(Loading(source)), type=LoadedTokenizer)
+
+    def _reply(self, asked: Task | Loading) -> bytes:
         pipes: tuple[IO[bytes] | None, ...] = (self._process.stdin, self._process.stdout)
         stdin, stdout = pipes
         assert stdin is not None
         assert stdout is not None
-        stdin.write(msgspec.json.encode(task) + b"\n")
+        stdin.write(msgspec.json.encode(asked) + b"\n")
         stdin.flush()
         line = stdout.readline()
         assert line, "SGLang's process ended"
-        return msgspec.json.decode(line, type=Answer)
+        return line
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +59,15 @@ def sglang() -> Iterator[SglangReads]:
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         yield SglangReads(process)
+
+
+@pytest.fixture
+def one_process(sglang: SglangReads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads the driver's tokenizers in the same process, as importing SGLang takes ten seconds.
+
+    tests/driver/test_tokenizer.py has the process that a driver starts for each.
+    """
+    monkeypatch.setattr(loading, "_asked", sglang.load)
 
 
 def read_here(tokenizer: Tokenizer, task: Task) -> Answer:
@@ -125,6 +141,7 @@ QUICK = ("qwen2", "deepseek", "mistral-model", "tekken", "kimi")
     [*(f for f in FAMILIES if f.name in QUICK), *MULTIMODAL],
     ids=lambda family: family.name,
 )
+@pytest.mark.usefixtures("one_process")
 def test_a_family_is_read_as_sglang_reads_it(
     family: Family, tmp_path: Path, sglang: SglangReads
 ) -> None:
@@ -140,6 +157,7 @@ def test_ten_thousand_texts_of_a_family_are_read_as_sglang_reads_them(
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.model_type}-{row.tokenizer_class}")
+@pytest.mark.usefixtures("one_process")
 def test_what_transformers_reads_otherwise_is_read_as_sglang_reads_it(
     row: ByteRow, tmp_path: Path, sglang: SglangReads
 ) -> None:
