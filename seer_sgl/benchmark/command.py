@@ -156,8 +156,6 @@ def _version(name: str) -> str | None:
 
 
 def _make_folder(out: Path) -> None:
-    if (out / "rounds.jsonl").exists():
-        raise ConfigError(f"--out {out}: the folder already has a benchmark; use another folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

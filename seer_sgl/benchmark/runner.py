@@ -51,7 +51,12 @@ class Runner:
     """Runs the arms of a benchmark. `out`: the folder of its results."""
 
     def __init__(self, config: BenchConfig, out: Path) -> None:
-        """Raises ConfigError if no arm can run, and InputError if a file is invalid."""
+        """Raises ConfigError if `out` has a benchmark or no arm can run, and InputError if a file
+        is invalid."""
+        if (out / "rounds.jsonl").exists():  # first: reading the files takes seconds
+            raise ConfigError(
+                f"--out {out}: the folder already has a benchmark; use another folder"
+            )
         self.config = with_values(config, {"kv_pool": resolved(config.kv_pool)})
         self.arms = runnable(self.config)
         self.out = out
