@@ -148,7 +148,8 @@ def servers(
     cores: Sequence[set[int]] = (),
 ) -> Iterator[None]:
     """Starts engines at `urls`, each like a user in a separate terminal, and stops them at the end.
-    `flags` and `cores`: per engine."""
+    `flags` and `cores`: per engine. An engine starts on all cores, and then runs on its own ones:
+    bound from the first, two that share a core would start while another core has nothing to do."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for i, (url, own) in enumerate(zip(urls, flags, strict=True)):
@@ -161,9 +162,9 @@ def servers(
                     start_new_session=True,
                 )
             processes.append(process)
-            if cores:
-                os.sched_setaffinity(process.pid, cores[i])
         wait_for(processes, urls, logs)
+        for process, allowed in zip(processes, cores, strict=False):
+            bind(psutil.Process(process.pid), allowed)
         yield
     finally:
         running = [psutil.Process(each.pid) for each in processes if each.poll() is None]
@@ -173,6 +174,14 @@ def servers(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         shared_memory.remove(shared)
+
+
+def bind(root: psutil.Process, cores: set[int]) -> None:
+    """Binds all threads of a process and of its descendants to cores."""
+    for process in family(root):
+        for thread in process.threads():
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(thread.id, cores)
 
 
 @contextlib.contextmanager
