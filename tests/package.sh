@@ -23,15 +23,14 @@ tar -xzf "$work"/dist/seer_sgl-*.tar.gz -C "$work/source" --strip-components=1
     export PYTHONPATH=$PWD
     "$root/.venv/bin/python" -c 'import os, seer_sgl; assert seer_sgl.__file__.startswith(os.getcwd())'
     "$root/.venv/bin/python" -m pytest --hypothesis-profile=ci --tier gate \
-        tests/{bench,docs,report} tests/benchmark/test_{config,summary}.py \
-        tests/test_{config,console,ready}.py
+        tests/docs tests/test_{config,ready}.py
 )
 
 step "install the wheel alone"
 "$python" -m venv "$work/env"
 bin=$work/env/bin
 mkdir "$work/empty" && cd "$work/empty"
-"$bin/pip" install --quiet --disable-pip-version-check "${wheel[0]}"
+"$uv" pip install --quiet --python "$bin/python" "${wheel[0]}"
 "$bin/seer-sgl" --help >/dev/null
 "$bin/seer-sgl" simulate --workload moonlight --policy seer --json \
     --set workload.groups=4 --set workload.lengths.max=4096 --set workload.lengths.mean=512 |
@@ -49,12 +48,12 @@ step "install SGLang, by the doctor's commands"
 "$bin/seer-sgl" doctor
 
 step "a rollout"
-"$bin/seer-sgl" rollout --ready cpu-seer --set rollout.max_prompts=2 --out out
+"$bin/seer-sgl" rollout --ready cpu-seer --set engines.count=1 --set rollout.max_prompts=2 --out out
 "$bin/python" - <<'PY'
 import json
 
 report = json.load(open("out/report.json"))
 assert report["error"] is None and report["samples"] == 16, report
-assert report["drafting"]["engines"] and report["migrations"] >= 0
+assert report["drafting"]["engines"] and report["accept_length"] > 1
 PY
 step "passed: $(basename "${wheel[0]}")"

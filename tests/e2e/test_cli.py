@@ -24,8 +24,8 @@ from tests.e2e.drivers import (
 
 SMALL = [
     *("--config", "configs/cpu.yaml", "--set", "engines.count=1"),
-    *("--set", "rollout.max_prompts=8", "--set", "rollout.n_samples_per_prompt=4"),
-    *("--set", "sampling.max_response_len=1500"),
+    *("--set", "rollout.max_prompts=4", "--set", "rollout.n_samples_per_prompt=4"),
+    *("--set", "sampling.max_response_len=800"),
 ]
 
 
@@ -52,7 +52,7 @@ def test_a_killed_engine_costs_no_sample_and_a_killed_driver_leaves_no_engine(
     assert_nothing_left(driver.pid)
     assert not [name for name in shared if name.exists()]
     samples = samples_in(out)
-    assert len({(s["group_id"], s["index"]) for s in samples}) == len(samples) == 32
+    assert len({(s["group_id"], s["index"]) for s in samples}) == len(samples) == 16
     report = json.loads((out / "report.json").read_text())
     assert report["lost_chunks"] > 0
 
