@@ -56,8 +56,9 @@ PHASES := $(BIN)/python -m tests.support.phases
 test: $(READY)
 	@$(PHASES) check-style check-types check-imports test-unit test-smoke
 
+# A server that starts leaves a core to other tests, so those without servers run beside them.
 test-engines: $(READY)
-	@$(PHASES) docs test-process test-servers test-package
+	@$(PHASES) test-servers test-package --beside docs test-process
 
 test-all: $(READY)
 	@$(PHASES) test test-engines test-openrlhf test-verl test-long test-bare test-lowest test-index soak chaos abuse

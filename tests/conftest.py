@@ -11,12 +11,15 @@ from collections.abc import Iterator
 import pytest
 
 from seer_sgl.driver import open_runs
+from seer_sgl.processes.child import hold_ports
 from tests.logs import logged
 
 pytest_plugins = ["tests.support.tiers", "tests.support.fixtures", "tests.support.engine_starts"]
 
 # A model name that is no folder would be looked up on the Hugging Face hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Tests of several processes run at the same time, and a server opens its port half a minute late.
+hold_ports()
 # A test run that is terminated ends its engines, as one that is interrupted.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 # A shell starts its background jobs with SIGINT ignored, and so would be the programs of the tests.

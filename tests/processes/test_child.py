@@ -30,6 +30,7 @@ def test_a_free_port_is_given_once_and_is_none_of_an_outgoing_connection() -> No
 
 
 def test_a_port_somebody_listens_on_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_held", None)  # otherwise it would hold the port itself
     port = free_port()
     monkeypatch.setattr(child, "PORTS", range(port, port + 1))
     monkeypatch.setattr(child, "_given", set())
@@ -44,9 +45,9 @@ def test_a_port_somebody_listens_on_is_not_free(monkeypatch: pytest.MonkeyPatch)
 def test_processes_that_hold_their_ports_choose_different_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(child, "_held", None)
     port = free_port()
     monkeypatch.setattr(child, "PORTS", range(port, port + 1))
-    monkeypatch.setattr(child, "_held", None)
     child.hold_ports()
     for _ in range(2):  # as two processes, each with its own memory of ports
         monkeypatch.setattr(child, "_given", set())
