@@ -65,7 +65,7 @@ def sglang() -> Iterator[SglangReads]:
 def one_process(sglang: SglangReads, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads the driver's tokenizers in the same process, as importing SGLang takes ten seconds.
 
-    tests/driver/test_tokenizer.py has the process that a driver starts for each.
+    Families FRESH, and the long tests of all, have the process that a driver starts for each.
     """
     monkeypatch.setattr(loading, "_asked", sglang.load)
 
@@ -133,12 +133,28 @@ def check_family(family: Family, parent: Path, sglang: SglangReads, count: int) 
 
 
 # One of each kind of files, class and code.
-QUICK = ("qwen2", "deepseek", "mistral-model", "tekken", "kimi")
+QUICK = ("qwen2", "deepseek", "mistral-model", "tekken")
+# With code of their own, and with images.
+FRESH = ("kimi", "qwen2-vl")
 
 
 @pytest.mark.parametrize(
     "family",
-    [*(f for f in FAMILIES if f.name in QUICK), *MULTIMODAL],
+    [f for f in (*FAMILIES, *MULTIMODAL) if f.name in FRESH],
+    ids=lambda family: family.name,
+)
+def test_a_family_is_read_by_the_drivers_program_as_sglang_reads_it(
+    family: Family, tmp_path: Path, sglang: SglangReads
+) -> None:
+    check_family(family, tmp_path, sglang, TEXTS)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *(f for f in FAMILIES if f.name in QUICK),
+        *(f for f in MULTIMODAL if f.name not in FRESH),
+    ],
     ids=lambda family: family.name,
 )
 @pytest.mark.usefixtures("one_process")
