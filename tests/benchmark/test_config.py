@@ -104,6 +104,18 @@ def test_two_configs_at_once_are_refused() -> None:
     assert str(ended.exception).startswith("--gpu: ")
 
 
+def test_a_folder_with_a_benchmark_is_refused_and_keeps_it(tmp_path: Path) -> None:
+    rows = tmp_path / "rounds.jsonl"
+    rows.write_text("{}\n")
+    ended = CliRunner().invoke(cli, ["bench", "--out", str(tmp_path)])
+    assert isinstance(ended.exception, ConfigError)
+    assert ended.exception.exit_status == 2
+    line = f"--out {tmp_path}: the folder already has a benchmark; use another folder"
+    assert str(ended.exception) == line
+    assert [path.name for path in tmp_path.iterdir()] == ["rounds.jsonl"]
+    assert rows.read_text() == "{}\n"
+
+
 def test_the_ready_config_finds_its_files_from_any_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from seer_sgl.benchmark.config import load_ready_bench
 from seer_sgl.benchmark.fleets import Fleets
 from seer_sgl.benchmark.measure import Measurement
 from seer_sgl.benchmark.runner import ArmFailure, Runner
-from seer_sgl.errors import ConfigError, EngineStartError, RolloutError
+from seer_sgl.errors import EngineStartError, RolloutError
 from seer_sgl.report.recorder import Recorder
 from tests.support.rows import row
 
@@ -107,11 +107,3 @@ async def test_when_no_arm_is_left_the_benchmark_says_why(
     with pytest.raises(RolloutError, match="nothing works"):
         async for _ in new_runner(tmp_path).rounds():
             pass
-
-
-def test_a_folder_with_a_benchmark_is_refused_and_keeps_it(tmp_path: Path) -> None:
-    rows = tmp_path / "rounds.jsonl"
-    rows.write_text("{}\n")
-    with pytest.raises(ConfigError, match="the folder already has a benchmark; use another"):
-        new_runner(tmp_path)
-    assert rows.read_text() == "{}\n"
