@@ -23,14 +23,15 @@ tar -xzf "$work"/dist/seer_sgl-*.tar.gz -C "$work/source" --strip-components=1
     export PYTHONPATH=$PWD
     "$root/.venv/bin/python" -c 'import os, seer_sgl; assert seer_sgl.__file__.startswith(os.getcwd())'
     "$root/.venv/bin/python" -m pytest --hypothesis-profile=ci --tier gate \
-        tests/docs tests/test_{config,ready}.py
+        tests/{bench,docs,report} tests/benchmark/test_{config,summary}.py \
+        tests/test_{config,console,ready}.py
 )
 
 step "install the wheel alone"
 "$python" -m venv "$work/env"
 bin=$work/env/bin
 mkdir "$work/empty" && cd "$work/empty"
-"$uv" pip install --quiet --python "$bin/python" "${wheel[0]}"
+"$bin/pip" install --quiet --disable-pip-version-check "${wheel[0]}"
 "$bin/seer-sgl" --help >/dev/null
 "$bin/seer-sgl" simulate --workload moonlight --policy seer --json \
     --set workload.groups=4 --set workload.lengths.max=4096 --set workload.lengths.mean=512 |
