@@ -18,7 +18,7 @@ pytest_plugins = ["tests.support.tiers", "tests.support.fixtures", "tests.suppor
 
 # A model name that is no folder would be looked up on the Hugging Face hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Tests of several processes run at the same time, and a server opens its port half a minute late.
+# A server opens its port half a minute after a test chose it, and other sessions choose ports too.
 hold_ports()
 # A test run that is terminated ends its engines, as one that is interrupted.
 signal.signal(signal.SIGTERM, signal.default_int_handler)

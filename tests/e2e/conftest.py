@@ -163,8 +163,9 @@ def servers(
                 )
             processes.append(process)
         wait_for(processes, urls, logs)
-        for process, allowed in zip(processes, cores, strict=False):
-            bind(psutil.Process(process.pid), allowed)
+        if cores:
+            for process, allowed in zip(processes, cores, strict=True):
+                bind(psutil.Process(process.pid), allowed)
         yield
     finally:
         running = [psutil.Process(each.pid) for each in processes if each.poll() is None]
@@ -177,11 +178,12 @@ def servers(
 
 
 def bind(root: psutil.Process, cores: set[int]) -> None:
-    """Binds all threads of a process and of its descendants to cores."""
+    """Binds the threads of a process and of its descendants to cores; later ones inherit that."""
     for process in family(root):
-        for thread in process.threads():
-            with contextlib.suppress(ProcessLookupError):  # it has ended
-                os.sched_setaffinity(thread.id, cores)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+            for thread in process.threads():
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, cores)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,15 @@
 """Parts of `make` run at the same time, print what they did, and fail if one of them does."""
 
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import ROOT
 from tests.support import phases
 
 MAKEFILE = """
@@ -12,9 +18,13 @@ here:
 there:
 	@touch there.ran; until test -e here.ran; do sleep 0.05; done; echo there is done
 fails:
-	@exit 3
+	@echo it failed; exit 3
 never:
 	@touch never.ran
+long-%:
+	@trap 'echo interrupted >> $@.log' INT; touch $@.ran; \
+	until test -e $@.log; do sleep 0.05; done; \
+	sleep 0.3; echo cleaned >> $@.log
 """
 pytestmark = pytest.mark.process
 
@@ -36,9 +46,38 @@ def test_two_sequences_run_at_the_same_time(capfd: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("arguments", [("fails", "never"), (phases.BESIDE, "fails", "never")])
-def test_a_target_that_fails_is_the_last_of_its_sequence(
+def test_no_target_starts_after_one_that_fails(
     folder: Path, arguments: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert phases.main(arguments) == 2, "the status of make"
     assert not (folder / "never.ran").exists()
-    assert "exit status 2" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert printed.index("it failed") < printed.index("exit status 2")
+
+
+def test_what_goes_wrong_beside_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(OSError, match="no space"):
+        phases.main([phases.BESIDE, "never"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_interrupts_each_target_once_and_they_clean_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    targets = ["long-here", "never", phases.BESIDE, "long-there", "never"]
+    command = [sys.executable, "-m", "tests.support.phases", *targets]
+    names = ("long-here", "long-there")
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as program:
+        while not all((folder / f"{name}.ran").exists() for name in names):
+            assert program.poll() is None
+            time.sleep(0.05)
+        program.send_signal(number)
+        assert program.wait() != 0
+        for name in names:
+            assert (folder / f"{name}.log").read_text() == "interrupted\ncleaned\n"
+    assert not (folder / "never.ran").exists()
