@@ -56,10 +56,9 @@ PHASES := $(BIN)/python -m tests.support.phases
 test: $(READY)
 	@$(PHASES) check-style check-types check-imports test-unit test-smoke
 
-# A server that starts leaves a core to others, so other tests run beside those on servers. The
-# package's come first: its own server ends before the servers that tests share are started.
+# A server that starts leaves a core to others, so tests without servers run beside those with them.
 test-engines: $(READY)
-	@$(PHASES) test-servers --beside docs test-package test-process
+	@$(PHASES) test-servers test-package --beside docs test-process
 
 test-all: $(READY)
 	@$(PHASES) test test-engines test-openrlhf test-verl test-long test-bare test-lowest test-index soak chaos abuse
