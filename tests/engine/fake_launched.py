@@ -7,11 +7,13 @@ ends at every later start. It first starts a child process, which must end with 
 
 The weights of a folder are what its file `weights` says. `--starts FOLDER`: each start leaves a
 file there. `--prompt-len`: of all prompts, which another process has not seen begin.
+`--last-words`: so many are logged at SIGTERM.
 """
 
 import argparse
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,16 +23,20 @@ from typing import Any
 from seer_sgl.processes.child import end_with_parent
 
 STAYING = "import time; time.sleep(600)"
+LAST_LINE = "the server ends"  # of the log of a server that is told to
 ENDING = "import os, time\nmine = os.getppid()\nwhile os.getppid() == mine: time.sleep(0.2)"
 
 
-async def serve(port: int, app: Any) -> None:
+async def serve(port: int, app: Any, last_words: int) -> None:
     from aiohttp import web
 
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
-    await asyncio.Event().wait()
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    await told.wait()
+    print("word\n" * last_words + LAST_LINE, flush=True)
 
 
 def weights_in(folder: str) -> str:
@@ -87,6 +93,7 @@ def main() -> None:
     parser.add_argument("--delay-s", type=float, default=0.0)
     parser.add_argument("--prompt-len", type=int)
     parser.add_argument("--own-end", action="store_true")
+    parser.add_argument("--last-words", type=int, default=0)
     flags, _ = parser.parse_known_args()
     print("loading weights", flush=True)  # before the slow imports
     end_with_parent()
@@ -104,7 +111,8 @@ def main() -> None:
         sys.exit(3)
     if flags.mode == "hang":
         time.sleep(600)
-    asyncio.run(serve(flags.port, app_of(flags)))
+    asyncio.run(serve(flags.port, app_of(flags), flags.last_words))
 
 
-main()
+if __name__ == "__main__":
+    main()

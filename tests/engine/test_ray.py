@@ -16,11 +16,13 @@ import pytest
 from seer_sgl.config import parse
 from seer_sgl.driver.health import State
 from seer_sgl.engine.fleet import open_fleet
+from seer_sgl.engine.launch.ray_host import MOST_BYTES
 from seer_sgl.errors import ConfigError
 from tests.support.launched import RESTARTING, all_groups, check, config, pid_of, rolling
 from tests.support.processes import lives
 from tests.support.waiting import until
 
+from .fake_launched import LAST_LINE
 from .ray_cluster import Nodes
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fake_servers")]
@@ -60,7 +62,9 @@ async def test_a_server_of_ray_that_dies_is_started_again_and_ends_with_the_flee
     cluster: Nodes, model: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
     starts = tmp_path / "starts"
-    async with rolling(on(cluster, 2, model, starts), tmp_path, PLACING) as rollout:
+    settings = on(cluster, 2, model, starts)
+    settings["engines"]["sglang"]["last-words"] = MOST_BYTES  # more than one reply holds
+    async with rolling(settings, tmp_path, PLACING) as rollout:
         first = rollout.engines[1].url
         running = asyncio.create_task(all_groups(rollout))
         await until(lambda: rollout.driver.in_flight("e1"))
@@ -71,8 +75,10 @@ async def test_a_server_of_ray_that_dies_is_started_again_and_ends_with_the_flee
         servers = families(pid_of(starts, info.url) for info in rollout.engines)
     await until(lambda: not any_runs(servers))
     assert any("process on 127.0.0.1 ended with status -9" in line for line in log_lines)
-    assert "loading weights" in (tmp_path / "logs" / "e1.log").read_text()
-    assert "loading weights" in (tmp_path / "logs" / "e1.1.log").read_text()
+    logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
+    ended = {name for name, text in logs.items() if text.endswith(f"{LAST_LINE}\n")}
+    assert set(logs) - ended == {"e1.log"}  # that of the killed one
+    assert all("loading weights" in text for text in logs.values())
 
 
 async def test_what_a_node_refuses_is_one_line_here(
@@ -90,6 +96,7 @@ import asyncio, json, sys
 from pathlib import Path
 from seer_sgl.config import parse
 from seer_sgl.engine.fleet import open_fleet
+from seer_sgl.engine.launch.ray_host import MOST_BYTES
 from seer_sgl.engine.launch import process
 
 async def main():

@@ -13,7 +13,7 @@ from seer_sgl.errors import EngineStartError, SeerError
 from .ray_host import Hosted, ProcessHost
 from .ray_process import RemoteProcess
 
-STOP_S = 20.0  # for the end of a process on a node that answers
+STOP_S = 20.0  # for the end of a process on a node that answers, and the rest of its log
 CALLS = 4  # at once, of an actor: `follow` and `stop` must not wait for each other
 
 
@@ -47,9 +47,12 @@ class Actor:
 
     async def end(self) -> None:
         """Ends the process and the actor."""
-        if self.hosted is not None:
-            with contextlib.suppress(RayError, TimeoutError):
-                await asyncio.wait_for(self._host.stop.remote(), STOP_S)
+        with contextlib.suppress(RayError, TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                if self.hosted is not None:
+                    await self._host.stop.remote()
+                if self.process is not None:
+                    await self.process.logged()
         if self.process is not None:
             await self.process.close()
         with contextlib.suppress(RayError, ValueError):

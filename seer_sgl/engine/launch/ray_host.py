@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.mooncake import STORE_VARIABLES, node_command
@@ -54,6 +54,7 @@ class ProcessHost:
     def __init__(self) -> None:
         hold_ports()
         self._process: OwnedProcess | None = None
+        self._log: BinaryIO | None = None  # can be read after `stop`, which removes the file
         self._folder: Path | None = None  # with the log; it stays if this actor is killed
 
     def _new_log(self, name: str) -> Path:
@@ -65,19 +66,19 @@ class ProcessHost:
         import ray
 
         assert self._process is not None
+        self._log = self._process.log.open("rb")
         return Hosted(host, port, self._process.pid, ray.get_runtime_context().get_node_id())
 
     async def follow(self, offset: int) -> Output:
         """Returns the log from `offset` on, once there is enough of it or the server has ended."""
-        process = self._process
+        process, log = self._process, self._log
         assert process is not None
-        if process.log.stat().st_size - offset < MOST_BYTES:
+        assert log is not None
+        if os.fstat(log.fileno()).st_size - offset < MOST_BYTES:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), FOLLOW_S)
         status = process.exit_status  # before the log, which is complete then
-        with process.log.open("rb") as log:
-            log.seek(offset)
-            text = log.read(MOST_BYTES)
+        text = os.pread(log.fileno(), MOST_BYTES, offset)
         return Output(text, status if len(text) < MOST_BYTES else None)
 
     async def note_shared_memory(self) -> None:
@@ -86,7 +87,7 @@ class ProcessHost:
         self._process.note_shared_memory()
 
     async def stop(self) -> None:
-        """Ends the server and its child processes."""
+        """Ends the server and its child processes, and removes its log here."""
         if self._process is not None:
             await self._process.stop()
         if self._folder is not None:

@@ -74,6 +74,10 @@ class RemoteProcess(EngineProcess):
     def note_shared_memory(self) -> None:
         self._host.note_shared_memory.remote()
 
+    async def logged(self) -> None:
+        """Waits until the log here is complete: the server has ended, or its actor is gone."""
+        await asyncio.wait({self._following})
+
     async def close(self) -> None:
         """Stops watching the server."""
         self._following.cancel()
