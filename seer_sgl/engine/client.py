@@ -43,10 +43,6 @@ from .describe import (
 from .session import LateBody, read_body, requested
 from .stream import Refused, StreamedReply, events
 
-MAX_COUNT = (
-    1 << 53
-)  # a count above it is not one; the recorder's series hold eight bytes per number
-
 HEALTH_TIMEOUT_S = 30.0  # SGLang itself gives a silent scheduler 20 s
 FLUSH_TIMEOUT_S = 30.0
 # Far above a valid reply (about 45 bytes per token), so that no reply fills the driver's memory.
@@ -290,13 +286,13 @@ class HttpEngine:
         # With pipeline stages SGLang counts the running requests of one micro-batch.
         counted = self._info.pipeline_stages == 1
         return EngineLoad(
-            used_tokens=_count(load.num_used_tokens),
+            used_tokens=wire.in_range(load.num_used_tokens),
             progress=load.progress,
-            running=_count(load.num_running_reqs),
-            queued=_count((load.num_waiting_reqs or 0) - load.kv_waiting),
-            kv_waiting=_count(load.kv_waiting),
+            running=wire.in_range(load.num_running_reqs),
+            queued=wire.in_range((load.num_waiting_reqs or 0) - load.kv_waiting),
+            kv_waiting=wire.in_range(load.kv_waiting),
             requests=load.requests if counted else None,
-            prefilled_tokens=load.total_prefill_uncached_tokens,
+            prefilled_tokens=wire.in_range(load.total_prefill_uncached_tokens),
         )
 
     async def drafting(self) -> dict[str, Any] | None:
@@ -498,8 +494,3 @@ class HttpEngine:
         kind = RequestRejected if refused else EngineUnavailable
         why = f"{self._name}: HTTP {status}{explanation(reply)}"
         return kind(why, engine_id=self._info.engine_id, status=status)
-
-
-def _count(count: int) -> int:
-    """Returns what a server counts; an impossible count is brought into range."""
-    return min(max(0, count), MAX_COUNT)

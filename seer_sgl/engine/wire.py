@@ -16,6 +16,7 @@ from seer_sgl.link.contract import (
     EXAMINED,
     EXPERTS,
     LONGEST,
+    MAX_COUNT,
     NO_READ,
     ORIGIN,
     PROMPT_LEN,
@@ -386,22 +387,27 @@ def checked_reply(
     except ValueError as error:
         raise Unreadable(str(error)) from error
     details = meta.cached_tokens_details or _CachedDetails(device=meta.cached_tokens)
-    # No sample depends on the counters below: a wrong one only spoils the statistics.
+    # No sample depends on the counters below: a wrong one in range only spoils the statistics.
     return ChunkReply(
         ids=ids,
         logprobs=logprobs,
         weight_spans=_spans(meta, len(tokens)),
         finish=finish.type,
         matched=finish.matched,
-        cached_device=max(0, details.device),
-        cached_host=max(0, details.host),
-        cached_storage=max(0, details.storage),
-        retractions=max(0, meta.num_retractions),
-        verify_steps=max(0, meta.spec_verify_ct),
+        cached_device=in_range(details.device),
+        cached_host=in_range(details.host),
+        cached_storage=in_range(details.storage),
+        retractions=in_range(meta.num_retractions),
+        verify_steps=in_range(meta.spec_verify_ct),
         stop_tokens=meta.stop_tokens[-1] if meta.stop_tokens else None,
         routed_experts=rows,
         input_tokens=given,
     )
+
+
+def in_range(count: int) -> int:
+    """Returns what a server counts; an impossible count is brought into range."""
+    return min(max(0, count), MAX_COUNT)
 
 
 def check_rid(rid: str, chunk: Chunk) -> None:

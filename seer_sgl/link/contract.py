@@ -13,8 +13,9 @@ from seer_sgl.engine_types import EngineWork
 from seer_sgl.routed_experts import ExpertShape
 from seer_sgl.sampling import ORIGIN as ORIGIN  # noqa: PLC0414 (a key of the contract)
 
-Natural = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[int, msgspec.Meta(gt=0)]
+MAX_COUNT = 1 << 53  # no true count is above it; journal and series hold eight bytes per number
+Natural = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+Positive = Annotated[int, msgspec.Meta(gt=0, le=MAX_COUNT)]
 NULL = msgspec.Raw(b"null")
 
 # Environment variables of a server process.

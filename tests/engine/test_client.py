@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from seer_sgl.engine import wire
-from seer_sgl.engine.client import MAX_COUNT, HttpEngine
+from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.describe import decode_control, describe, described
 from seer_sgl.engine.session import PROBES, open_session, probing_socket
 from seer_sgl.engine_types import EngineInfo, Server
@@ -27,6 +27,7 @@ from seer_sgl.errors import (
     EngineUnavailable,
     RequestRejected,
 )
+from seer_sgl.link.contract import MAX_COUNT
 from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import Chunk, ChunkReply, Request, Sampling
 from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seer_sgl.engine.wire import Unreadable, decode_generate, sampling_params
-from seer_sgl.link.contract import EXAMINED, NO_READ, ORIGIN
+from seer_sgl.link.contract import EXAMINED, MAX_COUNT, NO_READ, ORIGIN
 from seer_sgl.sampling import NEUTRAL
 from seer_sgl.types import Chunk, ChunkReply, Sampling, WeightSpan
 from tests.garbage import GARBAGE
@@ -52,6 +52,12 @@ def test_weight_versions_that_change_within_a_chunk_are_kept() -> None:
     spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
     reply = decode(weight_versions=spans, weight_version="4")
     assert reply.weight_spans == [WeightSpan("3", 1), WeightSpan("4", 1)]
+
+
+@pytest.mark.parametrize(("count", "read"), [(-1, 0), (10**400, MAX_COUNT)])
+def test_impossible_counters_stay_in_the_range_of_a_journal(count: int, read: int) -> None:
+    reply = decode(num_retractions=count, spec_verify_ct=count, cached_tokens=count)
+    assert (reply.retractions, reply.verify_steps, reply.cached_device) == (read,) * 3
 
 
 def test_cached_tokens_are_split_by_tier() -> None:
