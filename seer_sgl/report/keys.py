@@ -106,11 +106,13 @@ KEYS: Mapping[str, str] = {
     "engines[].lost_chunks": "chunks that it lost",
     "engines[].bad_replies": "lost chunks whose reply was unreadable or could not be true",
     "engines[].response_tokens": "tokens that it generated",
-    "engines[].throughput_tok_s": "those per second of `wall_s`, from `resumed.at_s` on",
+    "engines[].throughput_tok_s": (
+        "those per second, from `resumed.at_s` to the last sample, or to its last chunk if later"
+    ),
     "engines[].retractions": "its preemptions",
     "engines[].kv_capacity": "KV tokens that it can hold",
     "engines[].kv_peak": "the largest share of them in use",
-    "engines[].idle_share": "share of that time without a chunk in flight",
+    "engines[].idle_share": "share of `wall_s`, from `resumed.at_s` on, without a chunk in flight",
     "engines[].mean_inflight": "mean chunks in flight",
     "engines[].max_inflight": "most chunks in flight",
     "engines[].mean_running": "mean requests in its batch, those of other clients included",

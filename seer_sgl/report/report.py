@@ -1,7 +1,7 @@
 """The report of a rollout: one JSON object, computed from the recorder's data."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from seer_sgl.driver.health import State
@@ -96,11 +96,11 @@ def _engine(engine: EngineRecord, wall_s: float, begun_s: float) -> dict[str, An
         "lost_chunks": engine.lost_chunks,
         "bad_replies": engine.bad_replies,
         "response_tokens": engine.totals.tokens,
-        "throughput_tok_s": round(engine.totals.tokens / own_s, 1) if own_s else 0.0,
+        "throughput_tok_s": _throughput(engine, wall_s, begun_s),
         "retractions": engine.totals.retractions,
         "kv_capacity": info.max_total_num_tokens,
         "kv_peak": round(max(engine.used_tokens, default=0) / info.max_total_num_tokens, 4),
-        "idle_share": round(1 - _busy_s(engine) / own_s, 4) if own_s else 0.0,
+        "idle_share": round(1 - _busy_s(engine, wall_s) / own_s, 4) if own_s else 0.0,
         "mean_inflight": round(_mean_inflight(engine, wall_s, own_s), 2),
         "max_inflight": max(engine.inflight_count, default=0),
         "mean_running": _mean(engine.running),
@@ -122,17 +122,29 @@ def _mean(counts: Sequence[int]) -> float:
     return round(sum(counts) / len(counts), 2) if counts else 0.0
 
 
-def _busy_s(engine: EngineRecord) -> float:
+def _throughput(engine: EngineRecord, wall_s: float, begun_s: float) -> float:
+    """Returns the tokens per second of an engine until the last sample, or its own last chunk."""
+    until_s = max([wall_s, *engine.inflight_at[-1:]]) - begun_s
+    return round(engine.totals.tokens / until_s, 1) if until_s > 0 else 0.0
+
+
+def _busy_s(engine: EngineRecord, wall_s: float) -> float:
     """Returns the seconds during which the engine had a chunk in flight."""
-    times, counts = engine.inflight_at, engine.inflight_count
-    spans = zip(times, times[1:], counts, strict=False)
-    return sum(end - begin for begin, end, count in spans if count)
+    spans = zip(_spans(engine, wall_s), engine.inflight_count, strict=True)
+    return sum(end - begin for (begin, end), count in spans if count)
 
 
 def _mean_inflight(engine: EngineRecord, wall_s: float, own_s: float) -> float:
-    if not own_s or not engine.inflight_at:
+    if not own_s:
         return 0.0
-    # An interrupted rollout has chunks in flight after its last finished request.
+    spans = zip(_spans(engine, wall_s), engine.inflight_count, strict=True)
+    return sum((end - begin) * count for (begin, end), count in spans) / own_s
+
+
+def _spans(engine: EngineRecord, wall_s: float) -> Iterable[tuple[float, float]]:
+    """Returns begin and end of each count of chunks in flight, until `wall_s`.
+
+    After the last sample there are chunks in flight of requests that failed or were given up.
+    """
     begins = [min(at, wall_s) for at in engine.inflight_at]
-    spans = zip(begins, [*begins[1:], wall_s], engine.inflight_count, strict=True)
-    return sum((end - begin) * count for begin, end, count in spans) / own_s
+    return zip(begins, [*begins[1:], wall_s], strict=True) if begins else ()

@@ -153,3 +153,21 @@ def test_an_engine_that_was_never_needed_is_in_the_report() -> None:
     engines = {engine["engine_id"]: engine for engine in report(record)["engines"]}
     assert engines["a"]["mean_inflight"] == pytest.approx(0.8)
     assert engines["b"]["mean_inflight"] == engines["b"]["chunks"] == 0
+    assert engines["a"]["idle_share"] == pytest.approx(0.2)
+    assert engines["b"]["idle_share"] == 1
+
+
+def test_chunks_behind_the_last_sample_are_no_busy_time_of_the_rollout() -> None:
+    group = make_group(n=2)
+    record = Recorder("r1", 7, [info("a")], [group], started_at=0.0)
+    done, failing = group.requests
+    chunks = [chunk_on("a", request) for request in (done, failing)]
+    for chunk in chunks:
+        record.sent(chunk, 1.0)
+    for chunk, now in zip(chunks, (2.0, 10.0), strict=True):
+        record.grown(ChunkResult(chunk=chunk, now=now, reply=make_reply(10)))
+    done.finished_at = 2.0
+    record.finished(done, made_sample(done))
+    (engine,) = report(record)["engines"]
+    assert (engine["idle_share"], engine["mean_inflight"]) == (0.5, 1.0)
+    assert engine["throughput_tok_s"] == 2.0, "20 tokens until its last chunk"
