@@ -4,7 +4,7 @@ SGLang searches for a stop string in the tail of one call's output. It cannot fi
 begins in one chunk and ends in the next. So the driver checks the first tokens of every later chunk
 again, with the window that an undivided call would have used (`Req._stop_match_tail_len`: the
 longest stop in tokens, plus one). The engines count those tokens (plugin/stop_windows.py); for an
-engine without the plugin this process does.
+engine without the plugin, and for the events of a stream, this process does.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -19,13 +19,15 @@ from .tokenizer import Tokenizer
 Decode = Callable[[Any], str]
 Amend = Callable[[Request, ChunkReply], ChunkReply]  # returns the reply as it is to be recorded
 MAX_RECHECKS = 1000
+# Of a stop string: one character may become eighteen (NFKC), and each of them a token per byte.
+MOST_TOKENS_PER_CHARACTER = 64
 
 
 class StopRecheck:
     """The stop strings of a group.
 
-    `stop_len` returns the number of tokens of a string. `longest`: tokens of the longest string.
-    `stop_token_ids`: tokens that end a response too.
+    `stop_len` returns the number of tokens of a string. `stop_token_ids`: tokens that end a
+    response too.
     """
 
     def __init__(
@@ -36,7 +38,8 @@ class StopRecheck:
         stop_token_ids: Collection[int] = (),
     ) -> None:
         self._stops = list(stops)
-        self.longest = max(map(stop_len, stops), default=0)
+        self._longest = max(map(stop_len, stops), default=0)  # tokens
+        self._most = MOST_TOKENS_PER_CHARACTER * max(map(len, stops), default=0)
         self._stop_tokens = frozenset(stop_token_ids)
         self._decode = decode
 
@@ -49,7 +52,7 @@ class StopRecheck:
         """
         if not self._stops or not before:
             return reply
-        width = self.longest + 1
+        width = self._counted(reply) + 1
         tail = list(before[-width:])
         # Beyond the window's width, the engine itself has checked the same tokens.
         for count in range(1, min(len(reply.ids), width - 1) + 1):
@@ -64,6 +67,11 @@ class StopRecheck:
                 return msgspec.structs.replace(reply, matched=last)
             return msgspec.structs.replace(reply, finish="length", matched=None)
         return reply
+
+    def _counted(self, reply: ChunkReply) -> int:
+        """Returns the tokens of the longest string, as the engine of the reply counts them."""
+        counted = reply.stop_tokens
+        return self._longest if counted is None else min(counted, self._most)
 
 
 class StopStrings:
@@ -83,8 +91,6 @@ class StopStrings:
         # With `ignore_eos`, SGLang ignores all of them.
         token_ids = () if sampling.ignore_eos else tuple(sampling.stop_token_ids)
         recheck = self._recheck(stops, token_ids)
-        if reply.stop_tokens is not None:
-            recheck.longest = reply.stop_tokens
         if not request.sampled:
             return reply
         resumed, before = request.resumed_tokens, request.response_ids

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seer_sgl.driver.stop_strings import StopRecheck, StopStrings
+from seer_sgl.driver.stop_strings import MOST_TOKENS_PER_CHARACTER, StopRecheck, StopStrings
 from seer_sgl.routed_experts import RoutedExperts
 from seer_sgl.sampling import Sampling
 from seer_sgl.types import ChunkReply, WeightSpan, logprob_array, token_array
@@ -83,6 +83,23 @@ def test_the_engines_count_of_a_stop_decides_where_it_is_searched() -> None:
         amended = stops.amend(each, second)
         assert (amended.matched == "ab") == cut
         assert len(amended.ids) == (2 if cut else 3)
+
+
+def test_a_wrong_count_of_a_stop_acts_on_its_own_reply_only() -> None:
+    windows: list[int] = []
+
+    def noted(ids: Sequence[int]) -> str:
+        windows.append(len(ids))
+        return decode(ids)
+
+    recheck = StopRecheck(["ab"], len, noted)
+    before = [3] * 10_000
+    lie = msgspec.structs.replace(reply_of([3] * 5_000), stop_tokens=1 << 14)
+    assert recheck(before, lie) is lie
+    assert len(windows) <= 2 * MOST_TOKENS_PER_CHARACTER
+    assert max(windows) <= 2 * MOST_TOKENS_PER_CHARACTER + 1
+    assert recheck([3, 0], msgspec.structs.replace(lie, stop_tokens=0)).matched is None
+    assert recheck([3, 0], reply_of([1, 3])).matched == "ab"
 
 
 def test_a_stop_that_only_a_cut_character_shows_does_not_end_the_response() -> None:

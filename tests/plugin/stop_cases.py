@@ -113,13 +113,13 @@ def divided(engine: Engine, case: StopCase, chunk: int, tokenizer: Tokenizer) ->
         budget = min(chunk, case.longest - len(response))
         end = engine.call(case.tokens[len(response) :], case.runs, case.sampling, budget)
         assert end.finish in ("stop", "length")
-        recheck.longest = end.stop_tokens
         reply = ChunkReply(
             ids=token_array(end.ids),
             logprobs=logprob_array([0.0] * len(end.ids)),
             weight_spans=[WeightSpan("1", len(end.ids))],
             finish=end.finish,  # type: ignore[arg-type]
             matched=end.matched,
+            stop_tokens=end.stop_tokens,
         )
         reply = recheck(response, reply)
         response += list(reply.ids)
