@@ -81,13 +81,13 @@ class BlockWriter:
                 return
 
     def _write(self, records: Sequence[bytes]) -> None:
-        block, tail = make_block(records, self._tail)
         try:
+            block, tail = make_block(records, self._tail)
             append_whole(self._file, block)
             self.sync(self._file.fileno())
-        except OSError as error:
+        except Exception as error:  # of any other kind, a MemoryError say, this thread would end
             with self._lock:
-                self._fail(error.strerror or str(error))
+                self._fail(getattr(error, "strerror", None) or str(error) or type(error).__name__)
             with contextlib.suppress(OSError):  # a reader cuts a torn block too
                 self._file.truncate(self._tail.position)
             return

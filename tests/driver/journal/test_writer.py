@@ -93,3 +93,19 @@ def test_a_disk_that_is_far_behind_ends_the_journal_and_not_the_memory(
         assert open_writer.error == "the disk is 0 MiB behind"
         open_writer.close()
         assert resumes(folder) == []
+
+
+def test_an_error_of_any_kind_ends_the_journal_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise MemoryError
+
+    with JournalFolder(tmp_path, create=True) as folder:
+        begun = folder.begin(header_of(make_groups()))
+        monkeypatch.setattr(writer.BlockWriter, "sync", staticmethod(full))
+        open_writer = writer.BlockWriter(*begun, "journal")
+        append(open_writer, range(3))
+        open_writer.close()
+        assert open_writer.error == "MemoryError"
+        assert resumes(folder) == []
