@@ -25,6 +25,7 @@ from seer_sgl.config.tree import MOST_SAMPLES, Samples
 from seer_sgl.config.values import invalid_values
 from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.errors import PromptError
+from seer_sgl.files import skip_byte_order_mark
 from seer_sgl.sampling import NEUTRAL
 from seer_sgl.types import Prompt, Sampling, token_array
 
@@ -118,6 +119,7 @@ class PromptReader:
         """Yields (place, default id, record) for each non-empty line."""
         try:
             with path.open("rb") as lines:
+                skip_byte_order_mark(lines)
                 for number, line in enumerate(lines, 1):
                     if line.strip():
                         place = f"{path}:{number}"

@@ -39,10 +39,10 @@ def write(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_text_messages_and_ids(tmp_path: Path) -> None:
+def test_text_messages_and_ids_behind_a_byte_order_mark(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        '{"prompt": "a bb ccc"}',
+        '\ufeff{"prompt": "a bb ccc"}',
         "",
         '{"messages": [{"role": "user", "content": "a bb"}], "n": 2, "id": "chat"}',
         '{"prompt_ids": [7, 8], "metadata": {"answer": [1]}, "id": 9}',
