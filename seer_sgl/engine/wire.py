@@ -43,6 +43,8 @@ T = TypeVar("T")
 NAN_MATCH = "NaN happened"
 # A log probability is at most 0; log-softmax in float32 may round to slightly above.
 MAX_LOGPROB = 1e-4
+MOST_RANKS = 1024  # data-parallel; each of them is an engine
+Ranks = Annotated[int, msgspec.Meta(gt=0, le=MOST_RANKS)]
 # A longer window than any stop string has would make the search at a boundary slow.
 StopTokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 14)]
 NUMPY_FROM = 64  # values; for fewer, as in an event of a stream, numpy is slower than Python
@@ -195,10 +197,12 @@ class ServerInfo(msgspec.Struct):
     max_req_input_len: Positive
     page_size: Positive
     disable_radix_cache: bool
-    dp_size: Positive
+    dp_size: Ranks
     enable_deterministic_inference: bool
     skip_tokenizer_init: bool
-    internal_states: Annotated[list[InternalState], msgspec.Meta(min_length=1)]
+    internal_states: Annotated[
+        list[InternalState], msgspec.Meta(min_length=1, max_length=MOST_RANKS)
+    ]
     pp_size: Positive = 1
     tp_size: Positive = 1
     enable_dp_attention: bool = False

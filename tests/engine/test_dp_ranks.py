@@ -80,6 +80,9 @@ async def test_ranks_without_the_plugin_are_refused_and_a_missing_one_is_waited_
         async with serving(of_two_ranks(Lacking)) as url:
             with pytest.raises(EngineUnavailable, match=r"e0\.dp1 .* does not answer"):
                 await describe(session, "e0", url)
+        async with serving(FakeSGLang(dp_size=2000)) as url:
+            with pytest.raises(EngineUnavailable, match=r"<= 1024 - at `\$\.dp_size`"):
+                await describe(session, "e0", url)
 
 
 async def test_requests_go_to_the_ranks_that_the_driver_chose_and_stay_there() -> None:
