@@ -42,6 +42,7 @@ ASK_S = 0.5  # between two Opens of one group: the reply needs time to arrive
 DRAIN_TOKENS = 2048  # added to the index per `drain`: a millisecond or less
 DELTA_TOKENS = 16  # cost of a delta beside its tokens
 MAX_WAITING = 16 << 20  # bytes of received messages that wait for `drain`
+LENGTH_BYTES = 100  # of a sequence and its length, in memory
 
 
 class Replica:
@@ -382,4 +383,6 @@ def _size(message: ToReplica) -> int:
     """Returns the approximate bytes of a message."""
     if isinstance(message, Deltas):
         return sum(delta.cost for delta in message.deltas)
+    if isinstance(message, Want):
+        return sum(64 + LENGTH_BYTES * len(lengths) for lengths in message.groups.values())
     return 64 * len(message.groups)

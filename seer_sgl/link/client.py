@@ -130,6 +130,8 @@ class Link:
                         await self._converse(socket)
                 except (aiohttp.ClientError, OSError, TimeoutError) as error:
                     logger.debug("seer-sgl link: %s", error)
+                except Exception:  # of a handler; without this thread, nothing is sent any more
+                    logger.exception("seer-sgl link: disconnected")
                 await asyncio.sleep(self._reconnect_s)
 
     async def _converse(self, socket: aiohttp.ClientWebSocketResponse) -> None:

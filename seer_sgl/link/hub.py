@@ -30,6 +30,7 @@ from .hubserver import READY
 from .server import link_url
 
 FACTS_TIMEOUT_S = 2.0
+FACTS_BYTES = 1 << 20  # of a hub's counters
 START_TIMEOUT_S = 60.0
 POLL_S = 0.05
 ENGINES_PER_HUB = 64  # python -m bench.hub
@@ -77,7 +78,9 @@ class HubClient(DraftSink):
     @override
     async def facts(self) -> dict[str, Any] | None:
         timeout = aiohttp.ClientTimeout(total=FACTS_TIMEOUT_S)
-        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
+        async with aiohttp.ClientSession(
+            headers=self._headers, timeout=timeout, auto_decompress=False
+        ) as session:
             counted = await asyncio.gather(*(_facts(session, url) for url in self.url.split(",")))
         if None in counted:
             return None
@@ -109,9 +112,11 @@ async def _facts(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | N
     """Returns the counters of the hub at `url`; None if it does not answer."""
     try:
         async with session.get(urljoin(url, FACTS)) as reply:
+            if reply.status != 200 or not 0 < (reply.content_length or 0) <= FACTS_BYTES:
+                return None
             counted: Any = await reply.json()
-            return counted if reply.status == 200 and isinstance(counted, dict) else None
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            return counted if isinstance(counted, dict) else None
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, RecursionError):
         return None
 
 

@@ -4,6 +4,8 @@ One msgpack object per WebSocket message. A change that an older version would m
 PROTOCOL; the driver refuses all other protocol versions.
 """
 
+from typing import Any
+
 import msgspec
 
 from seer_sgl.draft import messages as draft
@@ -51,5 +53,24 @@ ToDriver = Hello | KvStored | Rates | draft.ToHub
 ToEngine = Forget | draft.ToReplica
 
 encode = msgspec.msgpack.Encoder().encode
-decode_to_driver = msgspec.msgpack.Decoder(ToDriver).decode
-decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+_to_driver = msgspec.msgpack.Decoder(ToDriver)
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+
+
+def decode_to_driver(frame: bytes) -> ToDriver:
+    """Returns a frame from an engine. Raises msgspec.DecodeError for any other bytes."""
+    decoded: ToDriver = _decoded(_to_driver, frame)
+    return decoded
+
+
+def decode_to_engine(frame: bytes) -> ToEngine:
+    """Returns a frame from a driver or hub. Raises msgspec.DecodeError for any other bytes."""
+    decoded: ToEngine = _decoded(_to_engine, frame)
+    return decoded
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], frame: bytes) -> Any:
+    try:
+        return decoder.decode(frame)
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested too deeply") from error

@@ -26,7 +26,8 @@ from .drafthub import FACTS, DraftHub
 logger = logging.getLogger(__name__)
 PATH = "/link"
 HEARTBEAT_S = 10.0
-MAX_PARTIAL = 100_000  # calls that some ranks, but not all, have reported
+MAX_PARTIAL = 10_000  # calls that some ranks, but not all, have reported
+MAX_RID = 8192  # characters of a call's id; a longer one is not from a driver
 # Bounds for tokens per second that one engine can prefill or read from a pool: from a slow CPU to a
 # rack of GPUs, with a margin of three orders of magnitude. NaN is outside any bounds.
 LEAST_TOK_S, MOST_TOK_S = 1e-3, 1e10
@@ -177,6 +178,8 @@ class LinkServer:
 
     def _stored(self, frame: messages.KvStored, hello: messages.Hello) -> None:
         """Passes an acknowledgement on once every rank has sent it: each stores its own part."""
+        if len(frame.rid) > MAX_RID:
+            return
         parts = self._partial.setdefault(frame.rid, {})
         parts[hello.rank] = frame
         if len(parts) < hello.ranks:

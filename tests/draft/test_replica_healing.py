@@ -46,6 +46,11 @@ def test_what_finds_the_queue_full_is_asked_for_again(monkeypatch: pytest.Monkey
     assert engine.pass_time(2.0) == [Open({"g": {0: 0, 1: 2}})]
 
 
+def test_a_wanted_length_counts_as_much_as_it_takes() -> None:
+    small, large = Want({"g": {0: 1}}), Want({"g": dict.fromkeys(range(4096), 1)})
+    assert replica_module._size(large) > 1000 * replica_module._size(small)
+
+
 def test_who_is_asked_about_a_group_says_again_that_it_is_served() -> None:
     engine = Engine()
     engine.decode(engine.replica.begin("g", 0, PROMPT, []), 5)

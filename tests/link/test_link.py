@@ -1,5 +1,6 @@
 """The link between engines and their driver, both ends on real sockets."""
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,9 +13,12 @@ from seer_sgl.link import client as engine_side
 from seer_sgl.link import messages
 from seer_sgl.link import server as driver_side
 from seer_sgl.link.client import Link
+from seer_sgl.link.drafthub import FACTS
+from seer_sgl.link.hub import FACTS_BYTES
 from seer_sgl.link.messages import Forget, Hello, KvStored, Rates
 from seer_sgl.link.server import LinkServer, open_link
 from seer_sgl.processes.child import free_port
+from tests.support.hubs import hub_client
 from tests.support.links import closed, engine, raw_socket
 from tests.support.waiting import DEADLINE_S, until
 
@@ -56,10 +60,12 @@ def received(server: LinkServer) -> Received:
 
 
 @asynccontextmanager
-async def serving(handler: Callable[[web.Request], object], port: int) -> AsyncIterator[str]:
-    """Serves the handler as /link on a loopback port; the end cuts open connections."""
+async def serving(
+    handler: Callable[[web.Request], object], port: int, path: str = "/link"
+) -> AsyncIterator[str]:
+    """Serves the handler on a loopback port; the end cuts open connections."""
     app = web.Application()
-    app.router.add_get("/link", handler)  # type: ignore[arg-type]
+    app.router.add_get(path, handler)  # type: ignore[arg-type]
     runner = web.AppRunner(app, shutdown_timeout=0.01)
     await runner.setup()
     try:
@@ -122,6 +128,9 @@ async def test_calls_that_some_ranks_never_report_do_not_pile_up(
         for rid in ("newest", "older", "oldest"):
             second.send(KvStored(rid, True))
         assert await received.all_of(second) == [("newest", True), ("older", True)]
+        first.send(KvStored("x" * (driver_side.MAX_RID + 1), True))
+        assert len(await received.all_of(first)) == 2
+    assert list(server._partial) == ["oldest"]
 
 
 @pytest.mark.parametrize("scheme", ["", "Bearer ", "Bearer {}x", "{}", "Basic {}"])
@@ -267,11 +276,17 @@ async def test_an_engine_that_starts_again_takes_over_from_its_dead_socket(
         assert messages.decode_to_engine(message.data) == Forget("g.0", 0)
 
 
-async def test_an_engine_ignores_what_a_newer_driver_says(server: LinkServer) -> None:
+NESTED = b"\x82\xa4type\xa4done\xa6groups" + b"\x91" * 100_000 + b"\xc0"
+
+
+@pytest.mark.parametrize("unknown", [b"\x81\xa4type\xa4what", NESTED])
+async def test_an_engine_ignores_what_a_newer_driver_says(
+    server: LinkServer, unknown: bytes
+) -> None:
     async def newer(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
-        await socket.send_bytes(b"\x81\xa4type\xa4what")
+        await socket.send_bytes(unknown)
         await socket.send_bytes(messages.encode(Forget("g.0", 0)))
         async for _ in socket:
             pass
@@ -280,6 +295,34 @@ async def test_an_engine_ignores_what_a_newer_driver_says(server: LinkServer) ->
     async with serving(newer, free_port()) as server.url, engine(server) as one:
         await until(lambda: one.received)
         assert one.received == [Forget("g.0", 0)]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{", b'{"a":' + b"[" * 100_000, b'{"a": "%s"}' % (b"a" * FACTS_BYTES)]
+)
+async def test_counters_of_a_hub_that_are_none_are_no_answer(body: bytes) -> None:
+    async def lying(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type="application/json")
+
+    async with serving(lying, free_port(), FACTS) as url, hub_client(url, "token") as client:
+        assert await client.facts() is None
+
+
+async def test_a_link_outlives_an_error_of_a_handler(server: LinkServer) -> None:
+    calls = 0
+
+    def fails_once(_: Forget) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ValueError("a defect")
+
+    async with engine(server) as one:
+        one.on(Forget, fails_once)
+        while calls < 2:  # the first one closes the connection, with those behind it
+            server.forget("one", "g.0", 0)
+            await asyncio.sleep(0.01)
+        assert one._thread.is_alive()
 
 
 async def test_what_is_said_while_the_driver_is_away_arrives_when_it_is_there(
