@@ -39,7 +39,7 @@ def token_required(app: web.Application, client: str | None, admin: str | None) 
             given = request.headers.get("Authorization", "")
             scheme, _, token = given.partition(" ")
             same = hmac.compare_digest(token.encode(errors="surrogateescape"), wanted)
-            if not same or scheme.lower() != "bearer":
+            if not token or not same or scheme.lower() != "bearer":
                 return json_response({"error": "Unauthorized", "message": _needs(request)}, 401)
         return await handler(request)
 

@@ -115,10 +115,11 @@ def with_keys(config: Config) -> Config:
     """Returns the config with the tokens of the environment, which child processes do not get.
 
     The engines of a server with a token, and without a key of their own, get a drawn one: other
-    users of the machine could reach them past the server.
+    users of the machine could reach them past the server. Raises ConfigError for a variable that
+    is empty or no text.
     """
     server, engines = config.server, config.engines
-    from_environment = {name: os.environ.pop(name, None) for name in (SERVER_KEY, ADMIN_KEY)}
+    from_environment = {name: _token(name) for name in (SERVER_KEY, ADMIN_KEY)}
     keys = {
         "server.api_key": server.api_key or from_environment[SERVER_KEY],
         "server.admin_api_key": server.admin_api_key or from_environment[ADMIN_KEY],
@@ -126,6 +127,17 @@ def with_keys(config: Config) -> Config:
     if any(keys.values()) and isinstance(engines, StartedEngines) and api_key(engines) is None:
         keys["engines.api_key"] = secrets.token_urlsafe(32)
     return with_values(config, keys)
+
+
+def _token(variable: str) -> str | None:
+    token = os.environ.pop(variable, None)
+    if token is None:
+        return None
+    if not token.strip():
+        raise ConfigError(f"{variable}: an empty token")
+    if not token.isprintable():  # a byte that is no UTF-8 is not either
+        raise ConfigError(f"{variable}: a token has printable characters only")
+    return token
 
 
 def _require_token_beyond_loopback(server: ServerConfig) -> None:

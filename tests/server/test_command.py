@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from seer_sgl.config import parse
-from seer_sgl.server.command import ADMIN_KEY, serve, with_keys
+from seer_sgl.errors import ConfigError
+from seer_sgl.link.contract import API_KEY
+from seer_sgl.server.command import ADMIN_KEY, SERVER_KEY, serve, with_keys
 from tests.fake_sglang import FakeSGLang, serving
 from tests.support.waiting import until
 
@@ -39,6 +41,23 @@ def test_started_engines_of_a_server_with_a_token_get_a_key(
     assert config.server.admin_api_key == "secret"
     assert len(config.engines.api_key or "") > 30
     assert ADMIN_KEY not in os.environ, "engines do not inherit it"
+
+
+@pytest.mark.parametrize("variable", [ADMIN_KEY, SERVER_KEY])
+@pytest.mark.parametrize("token", ["", " ", "\udcff", "a\nb"])
+def test_a_token_of_the_environment_that_opens_too_much_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str, token: str
+) -> None:
+    monkeypatch.setenv(SERVER_KEY, "strong")
+    monkeypatch.setenv(variable, token)
+    with pytest.raises(ConfigError, match=f"^{variable}: "):
+        with_keys(parse({"model": {"path": "m"}}))
+
+
+def test_an_empty_key_of_the_engines_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(API_KEY, "")
+    config = parse({"model": {"path": "m"}, "server": {"api_key": "a"}})
+    assert len(with_keys(config).engines.api_key or "") > 30
 
 
 @pytest.mark.parametrize(

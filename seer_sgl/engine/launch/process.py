@@ -41,7 +41,7 @@ def hopper_visible() -> bool:
 
 def api_key(config: EnginesConfig) -> str | None:
     """Returns the bearer token of the servers, from the config or the environment."""
-    return config.api_key or os.environ.get(API_KEY)
+    return config.api_key or os.environ.get(API_KEY) or None
 
 
 def require_sglang() -> None:
