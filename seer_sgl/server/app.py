@@ -11,7 +11,7 @@ from .auth import token_required
 from .bodies import body_read
 from .control.routes import add_control_routes
 from .csrf import cross_site
-from .errors import Forbidden, http_error
+from .errors import BadRequest, Forbidden, http_error
 from .generate import Generate
 from .info import Info
 from .json import json_response, refusal
@@ -60,6 +60,7 @@ def make_app(service: Service) -> web.Application:
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turns errors into JSON without a stack trace."""
     try:
+        _require_readable(request)
         return await handler(request)
     except web.HTTPException as error:
         response = json_response(_body(error.reason), error.status)
@@ -74,6 +75,18 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             return refusal(known)
         logger.exception("%s %s failed", request.method, request.path)
         return json_response(_body("internal error"), 500)
+
+
+def _require_readable(request: web.Request) -> None:
+    """Raises BadRequest for a host or origin that is none: replies and messages name them."""
+    for name in ("Host", "Origin"):
+        value = request.headers.get(name, "")
+        if not value.isascii() or not value.isprintable():
+            raise BadRequest(f"the header {name} has other characters than printable ASCII")
+    try:
+        _ = request.url
+    except ValueError as error:
+        raise BadRequest("the header Host is not a host and port") from error
 
 
 def _body(message: str) -> dict[str, object]:

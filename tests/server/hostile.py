@@ -107,6 +107,10 @@ UNREADABLE: dict[str, tuple[dict[str, str], bytes, int]] = {
     "a gzip bomb": ({"Content-Encoding": "gzip"}, gzip.compress(b" " * (1 << 28)), 413),
     "another site": ({"Origin": "http://evil.example"}, _generate(), 403),
     "another site's frame": ({"Sec-Fetch-Site": "cross-site"}, _generate(), 403),
+    "a host of other bytes": ({"Host": "\udcff"}, _generate(), 400),
+    "a host of two ports": ({"Host": "a:1:2"}, _generate(), 400),
+    "a host of no port": ({"Host": "localhost:99999999"}, _generate(), 400),
+    "an origin of other bytes": ({"Origin": "\udcff"}, _generate(), 400),
     "another name": ({"Host": "evil.example"}, _generate(), 403),
     "too large": ({"Content-Length": "200000000"}, b"", 413),
 }

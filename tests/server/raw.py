@@ -75,4 +75,4 @@ def post(body: bytes, path: str = "/generate", **headers: str) -> bytes:
     given = {"Host": "localhost", "Content-Type": "application/json", **headers}
     given.setdefault("Content-Length", str(len(body)))
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
-    return "\r\n".join([*lines, "", ""]).encode() + body
+    return "\r\n".join([*lines, "", ""]).encode(errors="surrogateescape") + body
