@@ -22,6 +22,7 @@ class Holds:
         self._driver = driver
         self._clock = clock
         self._since: dict[str, float] = {}
+        self.number = 0  # of times that nothing was held, and then something
         self._reminders: dict[str, asyncio.TimerHandle] = {}
         self._over = asyncio.Event()
         self._over.set()
@@ -47,6 +48,7 @@ class Holds:
         """
         if name in self._since:
             return
+        self.number += not self._since
         self._since[name] = self._clock()
         self._over.clear()
         self._remind_in(name, REMIND_S)

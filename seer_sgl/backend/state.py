@@ -1,7 +1,7 @@
 """`FleetState`: what the calls that change the engines share."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import msgspec
 
@@ -20,11 +20,52 @@ Before = Callable[[], Awaitable[object]]
 Start = tuple[str, str | None]  # engine id, and the instance of its server
 
 
+Starts = Mapping[str, str | None]  # by engine id: the instance of its server; None: unknown
+
+
 class Session(msgspec.Struct):
-    """An update between begin and end. `engines`: have applied all of it so far."""
+    """An update between begin and end. `engines`: have applied all of it so far.
+
+    `starts`: of the engines at its begin.
+    """
 
     engines: dict[str, HttpEngine]
+    starts: Starts
     version: str | None = None
+
+
+class Parts:
+    """The updates while something holds generation: they may be parts of one.
+
+    An engine that missed a part, or was restarted after one, lacks some of the weights.
+    """
+
+    def __init__(self) -> None:
+        self._hold = 0  # Holds.number
+        self._starts: Starts | None = None  # of the engines with all parts so far; None: no part
+
+    def all_applied(
+        self, hold: int, updated: Mapping[str, HttpEngine], starts: Starts
+    ) -> dict[str, HttpEngine]:
+        """Returns the engines that have applied a part now and every part before it.
+
+        `updated`: those that have applied the new part. If it is empty, none has missed it.
+        """
+        if hold != self._hold:
+            self._hold, self._starts = hold, None
+        before = self._starts
+        whole = {
+            name: engine
+            for name, engine in updated.items()
+            if before is None or (name in before and same_start(before[name], starts.get(name)))
+        }
+        if updated:
+            self._starts = {name: starts.get(name) for name in whole}
+        return whole
+
+    def forget(self) -> None:
+        """Forgets the parts: the engines got all weights at once."""
+        self._starts = None
 
 
 class FleetState:
@@ -40,6 +81,7 @@ class FleetState:
         self.released: dict[Start, set[str]] = {}
         self.groups: dict[str, frozenset[Start]] = {}  # the trainer's process groups, by name
         self.session: Session | None = None
+        self.parts = Parts()
 
     @property
     def changing(self) -> bool:
@@ -81,6 +123,11 @@ class FleetState:
         if not engines:
             raise RolloutError("no engine is left in the weight update")
         return engines
+
+
+def same_start(one: str | None, other: str | None) -> bool:
+    """Returns whether two instances are of one start of a server, as far as is known."""
+    return one is None or other is None or one == other
 
 
 def start_of(engine: HttpEngine) -> Start:

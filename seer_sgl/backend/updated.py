@@ -11,7 +11,7 @@ from seer_sgl.errors import ConfigError, EngineUnavailable
 
 from .calls import call, on_each
 from .replies import EngineReply, Replies
-from .state import FleetState
+from .state import FleetState, Starts, same_start
 
 logger = logging.getLogger(__name__)
 
@@ -21,15 +21,21 @@ async def mark_updated(
     updated: Mapping[str, HttpEngine],
     version: str | None,
     *,
+    starts: Starts | None = None,
     loaded: bool = True,
 ) -> None:
     """Lets the engines serve that have applied a whole update; the others become stale.
 
-    loaded: they have loaded weights; else their weights were given a name.
+    starts: of the engines before the update. loaded: they have loaded weights; else their weights
+    were given a name.
     """
     driver = state.driver
+    before = starts or {}
     problems = await asyncio.gather(
-        *(_problem(engine, version, loaded=loaded) for engine in updated.values())
+        *(
+            _problem(engine, version, before.get(name), loaded=loaded)
+            for name, engine in updated.items()
+        )
     )
     behind = {
         engine.info.engine_id: "it missed a weight update"
@@ -64,12 +70,23 @@ async def _opened(engine: HttpEngine, body: bytes) -> EngineReply:
     return await call(engine, "POST", "/begin_weight_update", body) if ended.ok else reply
 
 
-async def _problem(engine: HttpEngine, version: str | None, *, loaded: bool) -> str | None:
+async def starts_of(engines: Sequence[HttpEngine]) -> Starts:
+    """Returns the present starts of engines, before an update."""
+    starts = await asyncio.gather(*(engine.newest_start() for engine in engines))
+    return {engine.info.engine_id: start for engine, start in zip(engines, starts, strict=True)}
+
+
+async def _problem(
+    engine: HttpEngine, version: str | None, start: str | None, *, loaded: bool
+) -> str | None:
     """Returns why an engine does not have the new weights; None if it reports them."""
     try:
-        reported = (await engine.refresh(new_weights=loaded)).weight_version
+        info = await engine.refresh(new_weights=loaded)
     except EngineUnavailable as error:
         return str(error)
+    if not same_start(start, info.instance):
+        return "it was restarted during a weight update"
+    reported = info.weight_version
     if version is not None and reported != version:
         return f"it reports weights {reported} after an update to {version}"
     return None

@@ -13,7 +13,7 @@ from .calls import call_all, each_idle
 from .groups import DEFAULT_GROUP, require_complete, require_one_copy
 from .replies import CallResult, EngineReply, Replies, failed_of, if_none_succeeded
 from .state import SESSION, Before, FleetState, Session, ranks_of
-from .updated import all_opened, mark_updated, no_failure_so_far, succeeded
+from .updated import all_opened, mark_updated, no_failure_so_far, starts_of, succeeded
 
 UPDATE = "a weight update"  # the hold
 DISK, DISTRIBUTED = "/update_weights_from_disk", "/update_weights_from_distributed"
@@ -114,10 +114,11 @@ async def begin(state: FleetState, fields: Fields) -> CallResult:
     engines = state.engines()
     await state.holds.begin(SESSION)
     try:
+        starts = await starts_of(engines)
         replies = await all_opened(engines, body_of(fields))
         updated = succeeded(engines, replies)
         if updated:
-            state.session = Session(updated)
+            state.session = Session(updated, starts)
     finally:
         if state.session is None:
             state.holds.end(SESSION)
@@ -135,7 +136,8 @@ async def end(state: FleetState, fields: Fields) -> CallResult:
         ended = succeeded(engines, replies)
         updated = {name: each for name, each in session.engines.items() if name in ended}
         replies = {name: replies[name] for name in session.engines if name in replies}
-        await mark_updated(state, updated, session.version)
+        await mark_updated(state, updated, session.version, starts=session.starts)
+        state.parts.forget()
     finally:
         state.session = None
         state.holds.end(SESSION)
@@ -162,10 +164,14 @@ async def update(state: FleetState, new: WeightUpdate, before: Before | None) ->
         ready = [each for each in engines if no_failure_so_far(each, replies)]
         if new.collective and len(ready) < len(engines):
             return CallResult(replies, replies)
+        starts = await starts_of(ready) if session is None else {}
         replies |= await _sent(new, ready, bodies, supplied=session is None)
         updated = succeeded(engines, replies)
         if updated and session is None:
-            await mark_updated(state, updated, new.version)
+            if new.path == DISK:
+                state.parts.forget()
+            whole = state.parts.all_applied(state.holds.number, updated, starts)
+            await mark_updated(state, whole, new.version, starts=starts)
         elif updated and session is not None:  # if all failed alike, none has missed it
             session.engines = updated
             session.version = new.version or session.version
@@ -201,6 +207,7 @@ async def adopt(state: FleetState, version: str | None) -> None:
     async with state.holds.during(UPDATE):
         engines = {each.info.engine_id: each for each in state.engines()}
         await mark_updated(state, engines, version)
+        state.parts.forget()
     stale = state.driver.stale
     if stale.keys() >= engines.keys():
         name = next(iter(engines))

@@ -135,6 +135,13 @@ class HttpEngine:
         self._info = msgspec.structs.replace(self._info, **fresh)
         return self._info
 
+    async def newest_start(self) -> str | None:
+        """Returns the instance of the server as it is now; None if it does not answer with one."""
+        try:
+            return (await self._described()).instance
+        except (EngineUnavailable, EngineStartError):
+            return None
+
     async def _described(self) -> EngineInfo:
         """Returns the current description of the engine. Raises the errors of `describe`."""
         info, timeout_s = self._info, self._timing.control_timeout_s

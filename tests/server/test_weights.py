@@ -52,6 +52,60 @@ async def test_a_name_does_not_bring_an_engine_back_that_missed_an_update(
     assert list(it.service.driver.stale) == ["e1"]
 
 
+@pytest.mark.parametrize("fault", ["refused", "restarted"])
+async def test_an_engine_that_lacks_one_bucket_of_a_pause_is_stale_until_all_weights_come(
+    it: Served, fakes: Fakes, fault: str
+) -> None:
+    async def bucket() -> None:
+        fields = {"serialized_named_tensors": [A, B], "weight_version": "v2"}
+        assert (await it.post(TENSOR, flush_cache=False, **fields))[0] == 200
+
+    await it.post("/pause_generation", mode="retract")
+    await bucket()
+    if fault == "refused":
+        fakes[1].refused[TENSOR] = 500
+        await bucket()
+        fakes[1].refused.clear()
+    else:
+        fakes[1].startup_s += 1  # it has the first weights again
+    await bucket()
+    assert fakes[1].weight_version == "v2", "its name is new"
+    assert list(it.service.driver.stale) == ["e1"]
+    await it.post("/continue_generation")
+    assert list(it.service.driver.stale) == ["e1"]
+    await it.post("/pause_generation", mode="retract")
+    await bucket()
+    assert not it.service.driver.stale, "the first bucket of another update"
+
+
+async def test_weights_from_disk_are_whole_also_behind_a_bucket_that_was_missed(
+    it: Served, fakes: Fakes
+) -> None:
+    await it.post("/pause_generation", mode="retract")
+    fakes[1].refused[TENSOR] = 500
+    assert (await it.post(TENSOR, serialized_named_tensors=[A, B]))[0] == 200
+    fakes[1].refused.clear()
+    assert list(it.service.driver.stale) == ["e1"]
+    assert (await it.post(DISK, model_path="new", weight_version="v2"))[0] == 200
+    assert not it.service.driver.stale
+
+
+@pytest.mark.parametrize("parts", [False, True])
+async def test_an_engine_that_is_restarted_before_the_last_has_loaded_is_stale(
+    it: Served, fakes: Fakes, parts: bool
+) -> None:
+    if parts:
+        await it.post("/begin_weight_update")
+    fakes[0].slow_s = 0.2
+    update = asyncio.create_task(it.post(DISK, model_path="new"))
+    await until(lambda: fakes[1].weights == "new")
+    fakes[1].startup_s += 1  # an update without a version: the name of its weights is the same
+    assert (await update)[0] == 200
+    if parts:
+        await it.post("/end_weight_update")
+    assert it.service.driver.stale == {"e1": "it was restarted during a weight update"}
+
+
 async def test_a_collective_update_does_not_begin_without_an_engine(
     it: Served, fakes: Fakes
 ) -> None:
