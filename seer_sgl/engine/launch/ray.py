@@ -98,7 +98,7 @@ class RayLauncher(Launcher):
             raise
         finally:
             self._delays.pop(engine_id, None)
-        if self._rooms.get(engine_id) is not room:  # `stop` or `aclose` was called meanwhile
+        if engine_id not in self._wanted:  # `stop` or `aclose` was called meanwhile
             await room.leave()
             raise EngineStartError(f"engine {engine_id} was stopped while it was starting")
         hosted, process = room.actor.hosted, room.actor.process
@@ -134,9 +134,12 @@ class RayLauncher(Launcher):
         return self._plan.engines.start_limit_s("GPU" in self._resources)
 
     async def _leave(self, engine_id: str) -> None:
-        room = self._rooms.pop(engine_id, None)
-        if room is not None:
-            await room.leave()
+        room = self._rooms.get(engine_id)
+        if room is None:
+            return
+        await room.leave()
+        if self._rooms.get(engine_id) is room:  # only now: a cancelled call is repeated by `aclose`
+            del self._rooms[engine_id]
 
 
 class _Room:
@@ -160,9 +163,11 @@ class _Room:
 
     async def leave(self) -> None:
         """Ends the server and its actor, and frees the resources."""
-        await self.actor.end()
-        with contextlib.suppress(RayError):
-            await asyncio.to_thread(remove_placement_group, self._group)
+        try:
+            await self.actor.end()
+        finally:
+            with contextlib.suppress(RayError):
+                await asyncio.to_thread(remove_placement_group, self._group)
 
 
 def _listed(resources: Mapping[str, float]) -> str:

@@ -43,25 +43,30 @@ class Actor:
             if isinstance(error.cause, SeerError):
                 raise error.cause from None
             raise EngineStartError(f"the actor failed: {error}") from error
-        self.process = RemoteProcess(self._host, self.hosted, log, _why_lost)
+        self.process = RemoteProcess(self._host, self.hosted, log, why_lost)
 
     async def end(self) -> None:
         """Ends the process and the actor."""
-        with contextlib.suppress(RayError, TimeoutError):
-            async with asyncio.timeout(STOP_S):
-                if self.hosted is not None:
-                    await self._host.stop.remote()
-                if self.process is not None:
-                    await self.process.logged()
-        if self.process is not None:
-            await self.process.close()
-        with contextlib.suppress(RayError, ValueError):
-            await asyncio.to_thread(ray.kill, self._host)
+        try:
+            with contextlib.suppress(RayError, TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    if self.hosted is not None:
+                        await self._host.stop.remote()
+                    if self.process is not None:
+                        await self.process.logged()
+        finally:
+            if self.process is not None:
+                await self.process.close()
+            with contextlib.suppress(RayError, ValueError):
+                await asyncio.to_thread(ray.kill, self._host)
 
 
-async def _why_lost(hosted: Hosted, error: Exception) -> str:
+async def why_lost(hosted: Hosted, error: Exception) -> str:
     """Returns why the actor of a process is gone."""
-    nodes = await asyncio.to_thread(ray.nodes)
+    try:
+        nodes = await asyncio.to_thread(ray.nodes)
+    except Exception:  # of several kinds: the cluster itself is away
+        return f"its actor on {hosted.host} ended, and the cluster does not answer"
     if any(node["NodeID"] == hosted.node_id and node["Alive"] for node in nodes):
         return f"its actor on {hosted.host} ended: {first_line(error)}"
     return f"its node {hosted.host} left the cluster"

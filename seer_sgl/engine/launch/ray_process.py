@@ -1,6 +1,7 @@
 """The driver's side of a server on a node of a Ray cluster: its log, and how it ended."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from seer_sgl.processes.child import LOG_PATH, last_line, log_tail, open_private
 from .launcher import EngineProcess
 from .ray_host import Hosted, Output
 
+logger = logging.getLogger(__name__)
 RETRY_S = 0.5
 
 
@@ -36,6 +38,7 @@ class RemoteProcess(EngineProcess):
         self._why_lost = why_lost
         self._status: int | None = None
         self._lost: str | None = None
+        self._cut = False  # a part of the log could not be written
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             open_private(log).close()
@@ -83,6 +86,17 @@ class RemoteProcess(EngineProcess):
         self._following.cancel()
         await asyncio.wait({self._following})
 
+    def _copy(self, text: bytes) -> None:
+        """Writes a part of the log; without a disk for it, the end of the server shows all the
+        same."""
+        try:
+            with self._log.open("ab") as log:
+                log.write(text)
+        except OSError as error:
+            if not self._cut:
+                logger.error("log file %s: %s; a part of it is missing", self._log, error.strerror)
+            self._cut = True
+
     async def _follow(self) -> None:
         offset = 0
         while self._status is None:
@@ -94,7 +108,6 @@ class RemoteProcess(EngineProcess):
                 self._lost = await self._why_lost(self._hosted, error)
                 return
             else:
-                with self._log.open("ab") as log:
-                    log.write(output.log)
+                self._copy(output.log)
                 offset += len(output.log)
                 self._status = output.exit_status

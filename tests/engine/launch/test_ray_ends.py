@@ -1,0 +1,106 @@
+"""How the driver's side of an actor ends, with the calls of Ray replaced."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer_sgl.engine.launch.ray_host import Hosted, Output
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.process  # it imports Ray
+HOSTED = Hosted("127.0.0.1", 1, 2, "node")
+
+
+class Method:
+    """A method of an actor."""
+
+    def __init__(self, work: Callable[..., Awaitable[Any]]) -> None:
+        self.remote = work
+
+
+class FakeHost:
+    """An actor whose server logs a line, and then ends like `last`."""
+
+    def __init__(self, last: Output | Exception) -> None:
+        self.outputs: list[Output | Exception] = [Output(b"loading\n", None), last]
+        self.follow = Method(self._follow)
+        self.stopping = asyncio.Event()
+        self.stop = Method(self._stop)
+
+    async def _follow(self, _: int) -> Output:
+        await asyncio.sleep(0.01)
+        output = self.outputs.pop(0)
+        if isinstance(output, Exception):
+            raise output
+        return output
+
+    async def _stop(self) -> None:
+        self.stopping.set()
+        await asyncio.sleep(0.2)
+
+
+async def test_a_log_that_cannot_be_written_hides_no_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from seer_sgl.engine.launch.ray_actor import why_lost
+    from seer_sgl.engine.launch.ray_process import RemoteProcess
+
+    log = tmp_path / "logs" / "e0.log"
+    process = RemoteProcess(FakeHost(Output(b"the end\n", 3)), HOSTED, log, why_lost)
+    log.unlink()
+    log.parent.rmdir()
+    await until(lambda: process.exit_status == 3)
+    assert "ended with status 3" in (process.exit_reason() or "")
+    assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == [
+        f"log file {log}: No such file or directory; a part of it is missing"
+    ]
+
+
+async def test_an_actor_is_lost_also_if_the_cluster_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+    from ray.exceptions import RayActorError
+
+    from seer_sgl.engine.launch.ray_actor import why_lost
+    from seer_sgl.engine.launch.ray_process import RemoteProcess
+
+    def nodes() -> None:
+        raise ConnectionError("the head is gone")
+
+    monkeypatch.setattr(ray, "nodes", nodes)
+    host = FakeHost(RayActorError())
+    process = RemoteProcess(host, HOSTED, tmp_path / "e0.log", why_lost)
+    await until(lambda: process.exit_reason() is not None)
+    assert "the cluster does not answer" in (process.exit_reason() or "")
+
+
+async def test_a_room_is_freed_although_the_call_that_leaves_it_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from seer_sgl.engine.launch import ray as ray_launch
+    from seer_sgl.engine.launch.ray_actor import Actor
+
+    freed: list[str] = []
+    host = FakeHost(Output(b"", 0))
+    monkeypatch.setattr(ray, "kill", lambda _: freed.append("actor"))
+    monkeypatch.setattr(ray_launch, "placement_group", lambda *_, **__: "group")
+    monkeypatch.setattr(ray_launch, "PlacementGroupSchedulingStrategy", lambda *_: None)
+    monkeypatch.setattr(ray_launch, "remove_placement_group", freed.append)
+    actor = Actor.__new__(Actor)
+    actor.hosted, actor.process, actor._host = HOSTED, None, host
+    monkeypatch.setattr(ray_launch, "Actor", lambda *_, **__: actor)
+    launcher = ray_launch.RayLauncher(None, {"GPU": 1}, tmp_path, 1.0)  # type: ignore[arg-type]
+    launcher._wanted.add("e0")
+    launcher._rooms["e0"] = ray_launch._Room({"GPU": 1})
+    restart = asyncio.create_task(launcher.start_again("e0", 100))
+    await host.stopping.wait()
+    restart.cancel()
+    await asyncio.wait({restart})
+    await launcher.aclose()
+    assert {"actor", "group"} <= set(freed)
