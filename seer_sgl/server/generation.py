@@ -30,6 +30,7 @@ from seer_sgl.types import (
 
 from .calls import Answer, Call
 from .errors import BadRequest, Failed, HttpError, TooMany, Unavailable
+from .prefixes import Prefixes
 from .sessions import Sessions
 from .siblings import OpenGroup, Siblings, continued
 
@@ -163,13 +164,13 @@ class Generation(Observer):
         """Ends the reservation of so many responses."""
         self._in_rollouts -= count
 
-    def abort(self, prefix: str) -> list[Answer]:
-        """Ends the responses whose rid begins with `prefix`, with the tokens they have.
+    def abort(self, named: Prefixes) -> list[Answer]:
+        """Ends the responses whose rid `named` matches, with the tokens they have.
 
         Returns them. They end when their engines have returned the tokens. Their groups stay open
         for their continuations: a partial rollout sends those after a training step.
         """
-        aborted = [each for rid, each in self._answers.items() if rid.startswith(prefix)]
+        aborted = [each for rid, each in self._answers.items() if named.match(rid)]
         for answer in aborted:
             self._interrupt(answer)
             self.give_up(answer)

@@ -21,6 +21,7 @@ from seer_sgl.types import Prompt, Sampling
 
 from .errors import BadRequest, Conflict, NotFound
 from .generation import Generation
+from .prefixes import Prefixes
 from .rollout_body import JournalName, RejectBody, RolloutBody, RolloutOptions
 from .rollout_served import ServedRollout
 
@@ -134,9 +135,9 @@ class Rollouts:
             given.maker = maker
             return served, replaced_by
 
-    def abort(self, prefix: str) -> int:
-        """Ends the rollouts whose name begins with `prefix`. Returns their number."""
-        aborted = [each for name, each in self._running.items() if name.startswith(prefix)]
+    def abort(self, named: Prefixes) -> int:
+        """Ends the rollouts whose name `named` matches. Returns their number."""
+        aborted = [each for name, each in self._running.items() if named.match(name)]
         for served in aborted:
             served.finish("aborted")
         return len(aborted)

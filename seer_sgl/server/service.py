@@ -29,6 +29,7 @@ from .generation import Generation
 from .passthrough.reasons import PassthroughReasons
 from .passthrough.send import Passthrough
 from .pinned import Pinned
+from .prefixes import EVERY, Prefixes
 from .progress import SignsOfWork
 from .rollouts import Rollouts
 from .streaming import abandon
@@ -224,17 +225,17 @@ class Service:
             raise Failed("the engine's answer could not be passed on")
         return passthrough.response
 
-    async def abort(self, prefix: str) -> int:
-        """Ends every request whose rid begins with `prefix`; returns when all have ended.
+    async def abort(self, named: Prefixes) -> int:
+        """Ends every request whose rid `named` matches; returns when all have ended.
 
-        An empty prefix ends all of them. Their clients get the tokens so far. It also ends the
-        rollouts of such a name, whose clients get the complete groups. Returns the number of both.
+        Their clients get the tokens so far. It also ends the rollouts of such a name, whose clients
+        get the complete groups. Returns the number of both.
         """
-        rollouts = self.rollouts.abort(prefix)
-        aborted = self.generation.abort(prefix)
-        sent_on = [each for each in self._passthroughs if each.named(prefix)]
+        rollouts = self.rollouts.abort(named)
+        aborted = self.generation.abort(named)
+        sent_on = [each for each in self._passthroughs if each.named(named)]
         await asyncio.gather(
-            *(each.abort(prefix) for each in sent_on),
+            *(each.abort(named) for each in sent_on),
             *(self._until_ended(answer) for answer in aborted),
         )
         return len(aborted) + len(sent_on) + rollouts
@@ -253,8 +254,8 @@ class Service:
         except TimeoutError:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ABORT_S):
-                    self.generation.abort("")
-                    await asyncio.gather(*(each.abort("") for each in self._passthroughs))
+                    self.generation.abort(EVERY)
+                    await asyncio.gather(*(each.abort(EVERY) for each in self._passthroughs))
                     await self._until_idle()
 
     async def _until_idle(self) -> None:

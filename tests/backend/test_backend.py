@@ -14,6 +14,7 @@ from seer_sgl.backend.weights import WeightUpdate
 from seer_sgl.errors import ConfigError, InputError, PromptError, RolloutError, StateError
 from seer_sgl.processes.child import LOG_PATH
 from seer_sgl.server.control.answers import updated
+from seer_sgl.server.prefixes import Prefixes
 from tests.fake_sglang import FakeSGLang, serving
 from tests.server.helpers import Fakes, Served, served, tensor_entry, two, under_way, whole
 from tests.support.fleets import rolling
@@ -299,16 +300,17 @@ async def test_calls_keep_their_order_also_while_tensors_are_checked(
 
 
 async def test_a_client_that_leaves_has_all_its_aborts_done(it: Served) -> None:
-    aborted: list[str] = []
+    begun, aborted = asyncio.Event(), list[str]()
 
-    async def abort(prefix: str) -> int:
+    async def abort(named: Prefixes) -> int:
+        begun.set()
         await asyncio.sleep(0.05)
-        aborted.append(prefix)
-        return 1
+        aborted.extend(name for name in "abcd" if named.match(name))
+        return len(aborted)
 
     it.service.abort = abort  # type: ignore[method-assign]
     call = asyncio.create_task(it.post("/abort_request", rid=["a", "b", "c"]))
-    await until(lambda: bool(aborted))
+    await begun.wait()
     call.cancel()
     await until(lambda: aborted == ["a", "b", "c"])
 

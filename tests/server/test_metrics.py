@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from seer_sgl.server.prefixes import Prefixes
 from tests.fake_sglang import FakeSGLang
 from tests.support.metrics import LIMIT, body, counters, streamed
 from tests.support.waiting import until
@@ -99,7 +100,7 @@ async def test_ends_are_counted_by_reason_and_lost_chunks_by_kind() -> None:
         call = asyncio.create_task(it.generate(**body(3, rid="mine")))
         steps = fake.steps
         await until(lambda: fake.steps > steps + 1)
-        await it.service.abort("mine")
+        await it.service.abort(Prefixes(["mine"]))
         await call
         await it.generate(**body(4, top_logprobs_num=1))
         now = await scraped(it)

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from seer_sgl.errors import RolloutError
 from seer_sgl.server import rollout_served, rollouts
+from seer_sgl.server.prefixes import EVERY, Prefixes
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
 from tests.fake_sglang import serving as serving_fake
@@ -379,8 +380,8 @@ async def test_an_abort_of_everything_ends_rollouts_too() -> None:
     async with served(fake, sampling=SAMPLING) as it:
         async with rollout(it, prompts(2)) as stream:
             await anext(stream.lines())
-            assert await it.service.abort("another") == 0
-            assert await it.service.abort("") == 1
+            assert await it.service.abort(Prefixes(["another"])) == 0
+            assert await it.service.abort(EVERY) == 1
             assert (await stream.rest())[-1]["state"] == "aborted"
         fake.gate.set()
 

@@ -14,6 +14,7 @@ from seer_sgl.backend.weights import TENSOR
 from seer_sgl.server.errors import BadRequest, Failed
 from seer_sgl.server.service import Service
 
+from ..prefixes import EVERY, Prefixes
 from .answers import Answer, combined, result_of, updated
 from .bodies import field, group_name, read_fields, read_group, read_update
 from .checksums import compared
@@ -78,7 +79,7 @@ class ControlCalls:
         prefixes = [each for each in ([rid] if isinstance(rid, str) else rid) if each]
         if field(fields, "abort_all", bool, False):
             prefixes = [""]
-        aborted = sum([await self._service.abort(prefix) for prefix in prefixes])
+        aborted = await self._service.abort(Prefixes(prefixes))
         return 200, {"success": True, "message": f"{aborted} requests aborted", "aborted": aborted}
 
     async def release(self, _: web.Request, body: bytes) -> Answer:
@@ -169,4 +170,4 @@ class ControlCalls:
 
     async def _abort_all(self) -> None:
         """Ends all requests of clients."""
-        await self._service.abort("")
+        await self._service.abort(EVERY)

@@ -15,6 +15,7 @@ from seer_sgl.errors import EngineDied, EngineUnavailable
 
 from ..explain import MOST_BYTES, explained
 from ..json import dumps
+from ..prefixes import Prefixes
 
 logger = logging.getLogger(__name__)
 COPIED = ("Content-Type", "Retry-After")
@@ -121,16 +122,16 @@ class Passthrough:
                 await response.write(piece)
                 piece = await answer.content.readany()
 
-    def named(self, prefix: str) -> bool:
-        """Returns whether an abort of the names that begin with `prefix` ends it."""
-        return not prefix or any(rid.startswith(prefix) for rid in self._rids)
+    def named(self, named: Prefixes) -> bool:
+        """Returns whether an abort of these names ends it."""
+        return named.match("") or any(map(named.match, self._rids))
 
-    async def abort(self, prefix: str) -> None:
+    async def abort(self, named: Prefixes) -> None:
         """Ends it: the engine that has it answers with the tokens so far.
 
         Returns when that answer was passed on, after ABORTS waits at the latest.
         """
-        named: list[dict[str, Any]] = [{"rid": rid} for rid in self._rids if rid.startswith(prefix)]
+        calls: list[dict[str, Any]] = [{"rid": rid} for rid in self._rids if named.match(rid)]
         for _ in range(ABORTS):
             engine = None if self.engine_id is None else self._find(self.engine_id)
             if engine is None:
@@ -138,7 +139,7 @@ class Passthrough:
                     self.wait.reschedule(asyncio.get_running_loop().time())
                 return
             with contextlib.suppress(EngineUnavailable, TimeoutError):
-                for body in named or [{"abort_all": True}]:
+                for body in calls or [{"abort_all": True}]:
                     await _send_abort(engine, dumps(body))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._abort_again_s):
