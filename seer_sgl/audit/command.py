@@ -251,7 +251,7 @@ def _engines_of(path: Path) -> list[_ReportEngine]:
     try:
         content = (path.parent / "report.json").read_bytes()
         return msgspec.json.decode(content, type=_RolloutReport).engines
-    except (OSError, msgspec.DecodeError, ValueError):
+    except (OSError, msgspec.DecodeError, ValueError, RecursionError):
         return []
 
 

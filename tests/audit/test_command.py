@@ -136,6 +136,13 @@ async def test_a_digest_beside_the_samples_is_compared(tmp_path: Path) -> None:
     assert report["findings"][0].startswith("other weights, or the same in another dtype")
 
 
+@pytest.mark.parametrize("report", ["[" * 100_000, "{", "[]", '{"engines": 1}'])
+async def test_a_broken_report_beside_the_samples_is_none(tmp_path: Path, report: str) -> None:
+    (tmp_path / "report.json").write_text(report)
+    audit = await audited(tmp_path, lines(2), ScoringSGLang(plugin=PLUGIN))
+    assert audit["weights"]["same_digest"] is None
+
+
 async def test_a_server_that_depends_on_its_batch_is_named(tmp_path: Path) -> None:
     report = await audited(tmp_path, lines(), ScoringSGLang(batch_shift=0.1))
     assert report["findings"][0].startswith("the server's own answers depend on the batch")
