@@ -11,6 +11,7 @@ torch is needed for these files only. It loads tensors and plain values, and run
 file (`weights_only`).
 """
 
+import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from seer_sgl.errors import ConfigError
 
 from .trace import Imported, TracedResponse
 
+ZIP = b"PK\x03\x04"  # the beginning of a file of `torch.save`
 IMAGES = "with images"  # they are in no file, and a server needs them
 
 
@@ -55,8 +57,8 @@ class SlimeSample(msgspec.Struct, kw_only=True):
 
 def is_dump(path: Path) -> bool:
     """Returns whether a file is one of `torch.save`. Raises OSError."""
-    with path.open("rb") as file:
-        return zipfile.is_zipfile(file)
+    with path.open("rb") as file:  # one that is cut short is no zip any more, but begins like one
+        return file.read(len(ZIP)) == ZIP or zipfile.is_zipfile(file)
 
 
 def read_dump(path: Path) -> list[SlimeSample]:
@@ -67,9 +69,11 @@ def read_dump(path: Path) -> list[SlimeSample]:
         raise ConfigError(f"{path}: a file of torch.save, which needs torch to be read") from error
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises errors of many kinds for a damaged file
-        reason = str(error).strip().splitlines()[:1]
-        raise ConfigError(f"{path}: torch cannot load it: {''.join(reason)[:200]}") from error
+    except Exception as error:  # of many kinds; some advise to load what may run code
+        why = (
+            "torch cannot load it: it is cut short, or has other values than tensors and plain ones"
+        )
+        raise ConfigError(f"{path}: {why}") from error
     samples = content.get("samples") if isinstance(content, Mapping) else None
     if not isinstance(samples, list) or not samples:
         raise ConfigError(f"{path}: no samples: slime's debug rollout data has a list of them")
@@ -101,11 +105,24 @@ def _sample(content: Any, place: str) -> SlimeSample:
     if not isinstance(content, Mapping):
         raise ConfigError(f"{place}: not an object")
     known = {
-        name: value.tolist() if hasattr(value, "tolist") else value
+        name: _listed(value, f"{place}.{name}")
         for name, value in content.items()
         if name in SlimeSample.__struct_fields__
     }
     try:
-        return msgspec.convert(known, SlimeSample)
+        sample = msgspec.convert(known, SlimeSample)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{place}: {plain(str(error))}") from error
+    if not all(map(math.isfinite, sample.rollout_log_probs or ())):
+        raise ConfigError(f"{place}.rollout_log_probs: a number that is not finite")
+    return sample
+
+
+def _listed(value: Any, place: str) -> Any:
+    """Returns a tensor as a list, and any other value as it is."""
+    if not hasattr(value, "tolist"):
+        return value
+    try:
+        return value.tolist()
+    except (RuntimeError, NotImplementedError) as error:  # a sparse tensor, or one without data
+        raise ConfigError(f"{place}: a tensor that has no list of values") from error

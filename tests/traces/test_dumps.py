@@ -2,6 +2,7 @@
 docstrings name, cut out of the named commits and run on tiny data; tpu-inference's begins with the
 line of its README."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,30 @@ def test_a_dump_of_slime_has_groups_prompts_and_lengths(tmp_path: Path) -> None:
     trace = read_trace(path)
     assert trace.format == "slime's debug rollout data"
     assert shape(trace) == [(3, [2, 2]), (2, [2])]
+
+
+def test_a_dump_of_slime_that_is_cut_short_is_named(tmp_path: Path) -> None:
+    import torch
+
+    path = tmp_path / "3.pt"
+    torch.save({"samples": [dumped()]}, path)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(ConfigError, match="torch cannot load it: it is cut short"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "meta", "nan"])
+def test_a_dump_of_slime_with_wrong_numbers_is_named(tmp_path: Path, kind: str) -> None:
+    import torch
+
+    numbers: Any = [-1.0, math.nan]
+    if kind != "nan":
+        numbers = torch.ones(2)
+        numbers = numbers.to_sparse() if kind == "sparse" else numbers.to("meta")
+    path = tmp_path / "3.pt"
+    torch.save({"samples": [dumped(rollout_log_probs=numbers)]}, path)
+    with pytest.raises(ConfigError, match=r"\.rollout_log_probs: a (tensor|number) that"):
+        read_trace(path)
 
 
 @pytest.mark.parametrize(
