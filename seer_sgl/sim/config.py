@@ -15,8 +15,8 @@ MOST_REQUESTS = 100_000_000  # per workload; each takes memory
 Count = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_ID)]
 DraftCount = Annotated[int, msgspec.Meta(ge=1, le=64)]
-Amount = Annotated[float, msgspec.Meta(gt=0.0)]
-Rest = Annotated[float, msgspec.Meta(ge=0.0)]
+Amount = Annotated[float, msgspec.Meta(gt=0.0, le=1e12)]
+Rest = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
 
 class LengthsConfig(Section, frozen=True):
@@ -28,7 +28,7 @@ class LengthsConfig(Section, frozen=True):
 
     mean: Amount = 8000.0
     max: Tokens = 32768
-    sigma: Rest = 1.0
+    sigma: Annotated[float, msgspec.Meta(ge=0.0, le=20.0)] = 1.0
     group_share: Fraction = 0.7
     seed: Natural = 1
 

@@ -10,7 +10,10 @@ from seer_sgl.errors import ConfigError
 
 from .config import MOST_REQUESTS, SimConfig, page_size
 from .speculation import most_drafts
+from .steps import StepTime
 
+# A forward pass outside is a wrong unit, and would be simulated for ever.
+SHORTEST_S, LONGEST_S = 1e-9, 3600.0
 WORKLOADS = CONFIGS / "sim"
 
 
@@ -69,6 +72,16 @@ def check(config: SimConfig, where: Mapping[str, str] | None = None) -> None:
         refuse("workload.groups", f"{requests} requests; at most {MOST_REQUESTS} can be simulated")
     if not 1 <= lengths.mean <= lengths.max:
         refuse("workload.lengths.mean", f"{lengths.mean:g} is not between 1 and max {lengths.max}")
+    if engine.experts_per_token > engine.experts:
+        refuse("engine.experts_per_token", f"{engine.experts_per_token:g} of {engine.experts}")
+    times, input_tokens = StepTime(engine), workload.prompt_tokens + lengths.max
+    steps = {
+        "a step of one sequence": times.fixed(1) + times.attention() * input_tokens,
+        "a prefill": times.prefill(input_tokens),
+    }
+    for name, seconds in steps.items():
+        if not SHORTEST_S <= seconds <= LONGEST_S:  # also not a number
+            refuse("engine", f"{name} takes {seconds:g} s, not {SHORTEST_S:g} to {LONGEST_S:g}")
     page = page_size(config)
     longest = workload.prompt_tokens + lengths.max
     if -(-longest // page) > engine.kv_tokens // page:

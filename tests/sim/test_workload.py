@@ -89,3 +89,22 @@ def test_a_bad_line_of_a_trace_is_named(tmp_path: Path, line: object, complaint:
     path = write(tmp_path / "t.jsonl", {"group_id": "a", "index": 0, "response_length": 8}, line)
     with pytest.raises(ConfigError, match=complaint):
         read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("engine.experts_per_token=130", "engine.experts_per_token: 130 of 64"),
+        ("engine.overhead_ms=4e6", "engine: a step of one sequence takes 4000.*s, not 1e-09 to 36"),
+        ("engine.bandwidth_gb_s=1e-308", "engine: a step of one sequence takes inf s"),
+        ("engine.tflops=1e-300", "engine: a step of one sequence takes .* s, not"),
+        ("engine.prefill_tok_s=1e-308", "engine: a prefill takes inf s"),
+        ("engine.kv_bytes_per_token=1e308", "engine.kv_bytes_per_token: expected float <= 1"),
+        ("workload.lengths.sigma=1e5", "workload.lengths.sigma: expected float <= 20"),
+        ("pool.store_ms=1e308", "pool.store_ms: expected float <= 1"),
+    ],
+)
+def test_what_would_be_simulated_for_ever_is_refused(override: str, complaint: str) -> None:
+    settings = (workload_file("moonlight"),)
+    with pytest.raises(ConfigError, match=complaint):
+        load_settings(*settings, overrides=["engine.experts=64", override])
