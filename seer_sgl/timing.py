@@ -47,6 +47,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     refresh_every_s: float = 10.0
     control_timeout_s: float = 10.0  # a reply to anything but /generate
     abort_timeout_s: float = 2.0
+    flush_s: float = 30.0  # an engine waits so long for running requests before it drops its KV
     draft_read_s: float = 10.0  # the counters of drafts, at both ends of a rollout
 
     # The fleet and the processes that it starts.

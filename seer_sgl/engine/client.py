@@ -44,7 +44,7 @@ from .session import LateBody, read_body, requested
 from .stream import Refused, StreamedReply, events
 
 HEALTH_TIMEOUT_S = 30.0  # SGLang itself gives a silent scheduler 20 s
-FLUSH_TIMEOUT_S = 30.0
+LOAD_TIMEOUT_S = 1800.0  # a large model from a slow disk takes minutes
 # Far above a valid reply (about 45 bytes per token), so that no reply fills the driver's memory.
 REPLY_BYTES_PER_TOKEN = 1 << 10
 
@@ -346,7 +346,9 @@ class HttpEngine:
 
         Waits for running requests and pending stores. Raises EngineUnavailable, also on timeout.
         """
-        await self._call("POST", f"/flush_cache?timeout={FLUSH_TIMEOUT_S:g}")
+        flush_s = self._timing.flush_s
+        within_s = flush_s + self._timing.control_timeout_s
+        await self._within(within_s, "POST", f"/flush_cache?timeout={flush_s:g}")
 
     async def reload_weights(self, version: str) -> None:
         """Reloads the model's weights from their original path, as weight version `version`.
@@ -412,13 +414,15 @@ class HttpEngine:
             )
         if now.weight_version != current.weight_version:
             body = {"new_version": current.weight_version, "abort_all_requests": False}
-            await self._call("POST", "/update_weight_version", aiohttp.JsonPayload(body))
+            path, payload = "/update_weight_version", aiohttp.JsonPayload(body)
+            await self._within(self._timing.control_timeout_s, "POST", path, payload)
         return None
 
     async def _load_weights(self, path: str, version: str) -> None:
         await self.flush()  # SGLang flushes too, but crashes if it has to wait for the flush
         body = {"model_path": path, "weight_version": version}
-        await self._call("POST", "/update_weights_from_disk", aiohttp.JsonPayload(body))
+        payload = aiohttp.JsonPayload(body)
+        await self._within(LOAD_TIMEOUT_S, "POST", "/update_weights_from_disk", payload)
 
     @property
     def _url(self) -> str:
@@ -437,9 +441,15 @@ class HttpEngine:
         return None if state is None else state.seer_sgl
 
     async def _control(self, path: str, timeout_s: float) -> bytes:
+        return await self._within(timeout_s, "GET", path)
+
+    async def _within(
+        self, timeout_s: float, method: str, path: str, body: aiohttp.Payload | None = None
+    ) -> bytes:
+        """Returns the reply to a call. Raises EngineUnavailable also after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._call("GET", path)
+                return await self._call(method, path, body)
         except TimeoutError as error:
             why = f"{self._name}: no answer on {path}"
             raise EngineUnavailable(why, engine_id=self._info.engine_id) from error

@@ -460,6 +460,23 @@ async def test_load_and_health() -> None:
         assert "HTTP 503" in str(await engine.problem())
 
 
+class Stuck(FakeSGLang):
+    """Its HTTP server answers, its scheduler does not."""
+
+    @override
+    async def flush(self, fields: dict[str, Any]) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_a_server_that_hangs_cannot_hold_up_who_gives_it_weights() -> None:
+    short = Timing(flush_s=0.05, control_timeout_s=0.2)
+    fake = Stuck(plugin={"version": "1", "missing": [], "instance": "i", "weights": "first"})
+    async with joined(fake, timing=short) as engine:
+        other = msgspec.structs.replace(engine.info, weights="new", weight_version="v2")
+        assert "no answer on /flush_cache" in str(await engine.restore(other))
+
+
 class Together(FakeSGLang):
     """Once `held`, answers no look and no load before both were asked for."""
 
