@@ -55,6 +55,7 @@ def refused(path: Path, *overrides: str) -> str:
         ("a: !!int ''", ""),
         ("a: !!bool maybe", ""),
         ("a: \0", "special characters are not allowed"),
+        ("server:\n  port: 1\n  port: 2", ":3: the key port is there twice"),
         ("a: *nobody", ":1: found undefined alias"),
         ("a: !!python/name:os.system", ":1: could not determine a constructor"),
         (f"kv_pool: {{backend: mooncake, memory: {NINES}gb}}", ":1: kv_pool.memory: '999"),

@@ -49,10 +49,23 @@ class _Loader(yaml.SafeLoader):
             raise BadYaml(f"more than {MAX_NODES} values, with its aliases written out", line)
         if node is None:
             return None
+        if isinstance(node, yaml.MappingNode):
+            _require_unique(node)
         if node.tag in NUMBERS and len(node.value) > MAX_NUMBER:
             raise BadYaml(f"a number of {len(node.value)} characters", line)
         self._sizes.setdefault(node, self._nodes - before)
         return node
+
+
+def _require_unique(mapping: yaml.MappingNode) -> None:
+    """Raises BadYaml for a key that is there twice: the first value would be lost silently."""
+    seen: set[tuple[str, str]] = set()
+    for key, _ in mapping.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue  # an unhashable key is refused later
+        if (key.tag, key.value) in seen:
+            raise BadYaml(f"the key {key.value[:100]} is there twice", key.start_mark.line + 1)
+        seen.add((key.tag, key.value))
 
 
 # YAML 1.2's numbers without a point, such as 1e-6, which PyYAML takes for words.
