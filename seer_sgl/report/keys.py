@@ -16,7 +16,7 @@ KEYS: Mapping[str, str] = {
     "throughput_tok_s": "`response_tokens` per second of `wall_s`",
     "tail_s": "seconds spent on the last 10 % of the requests",
     "chunks": "chunks that returned",
-    "lost_chunks": "chunks that an engine lost",
+    "lost_chunks": "chunks without a token for a sample: the engine failed, or had to give it back",
     "retries": "chunks that were sent because the request's chunk before was lost",
     "respawns": "starts of servers during the rollout, after an end or without room before",
     "failed_requests": "requests that were given up; each has a sample with a `failure`",
@@ -103,7 +103,7 @@ KEYS: Mapping[str, str] = {
     "engines[].weight_version": "the name of its weights, from SGLang",
     "engines[].weights": "a digest of its loaded weights; null in a stock server",
     "engines[].chunks": "chunks that returned",
-    "engines[].lost_chunks": "chunks that it lost",
+    "engines[].lost_chunks": "its chunks without a token for a sample",
     "engines[].bad_replies": "lost chunks whose reply was unreadable or could not be true",
     "engines[].response_tokens": "tokens that it generated",
     "engines[].throughput_tok_s": (

@@ -89,4 +89,4 @@ def assert_identical(whole: Samples, parts: Samples) -> None:
         assert len(divided.rollout_log_probs) == divided.response_length
         pairs = zip(divided.rollout_log_probs, undivided.rollout_log_probs, strict=True)
         worst = max(worst, *(abs(a - b) for a, b in pairs))
-    assert worst < LOGPROB_TOLERANCE
+    assert worst < LOGPROB_TOLERANCE, worst

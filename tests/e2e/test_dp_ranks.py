@@ -166,7 +166,7 @@ async def test_ranks_that_share_one_copy_of_the_model_generate_what_a_plain_engi
 
 
 async def test_both_ranks_get_new_weights_in_the_middle_of_a_rollout(tmp_path: Path) -> None:
-    other = str(other_weights(tmp_path / "other"))
+    other = str(other_weights(tmp_path / "other", factor=1.1))
     async with Rollout(two_ranks()) as rollout:
         seen = Chunks()
         rolling = asyncio.create_task(rolled(rollout, PROMPTS, [seen]))
@@ -179,7 +179,8 @@ async def test_both_ranks_get_new_weights_in_the_middle_of_a_rollout(tmp_path: P
     assert versions == {"new"}
     assert len(names) == 1
     assert any(len(sample.weight_spans) > 1 for sample in samples.values())
-    assert report["lost_chunks"] == 0
+    # A chunk that is taken back before its first token counts as lost, and costs nothing.
+    assert (report["retries"], report["wasted_tokens"]) == (0, 0)
     plain = config(scheduling={"divide": False})
     plain["model"] = {"path": other}
     async with Rollout(plain) as rollout:
