@@ -73,14 +73,25 @@ async def read_rollout(http: web.Request) -> RolloutBody:
     if http.content_type != NDJSON:
         return decoded(body, RolloutBody)
     options: dict[str, Any] = dict(http.query)
+    if twice := [name for name in options if len(http.query.getall(name)) > 1]:
+        raise BadRequest(f"{twice[0]}: more than once in the query")
+    if "groups" in options:
+        raise BadRequest("groups: in the query; NDJSON has a group per line of the body")
     if "sampling" in options:
-        options["sampling"] = decoded(options["sampling"].encode(), dict[str, Any])
+        options["sampling"] = _sampling(options["sampling"])
     lines = b",".join(line for line in body.splitlines() if line.strip())
     groups = decoded(b'{"groups":[' + lines + b"]}", RolloutBody).groups
     try:
         return msgspec.convert({**options, "groups": groups}, RolloutBody, strict=False)
     except msgspec.ValidationError as error:
         raise BadRequest(plain(str(error))) from error
+
+
+def _sampling(text: str) -> dict[str, Any]:
+    try:
+        return decoded(text.encode(), dict[str, Any])
+    except BadRequest as error:
+        raise BadRequest("sampling: not a JSON object in the query") from error
 
 
 def decoded(body: bytes, kind: type[T]) -> T:

@@ -108,6 +108,24 @@ async def test_ndjson_with_a_prompt_per_line_is_the_same_rollout() -> None:
     assert lines[-1]["state"] == "target"
 
 
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("sampling=", "sampling: not a JSON object"),
+        ("sampling=[1]", "sampling: not a JSON object"),
+        ("groups=1", "groups: in the query"),
+        ("target_groups=1&target_groups=2", "target_groups: more than once"),
+    ],
+)
+async def test_a_wrong_query_of_ndjson_is_named(query: str, named: str) -> None:
+    async with served(FakeSGLang()) as it:
+        headers = {"Content-Type": "application/x-ndjson"}
+        url, body = f"{it.url}/rollout?{query}", json.dumps(prompts(1)[0])
+        async with it.session.post(url, data=body, headers=headers) as reply:
+            assert reply.status == 400
+            assert (await reply.json())["error"]["message"].startswith(named)
+
+
 async def test_without_a_seed_rollouts_differ_as_the_runs_of_one_rollout_do() -> None:
     async with served(FakeSGLang(), rollout={"seed": 1}) as it:
         seeds = []
