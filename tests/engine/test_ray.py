@@ -96,7 +96,6 @@ import asyncio, json, sys
 from pathlib import Path
 from seer_sgl.config import parse
 from seer_sgl.engine.fleet import open_fleet
-from seer_sgl.engine.launch.ray_host import MOST_BYTES
 from seer_sgl.engine.launch import process
 
 async def main():
