@@ -7,16 +7,16 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from http import HTTPStatus
 
-from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.client import LOAD_TIMEOUT_S, HttpEngine
 from seer_sgl.engine.session import read_body
 from seer_sgl.errors import EngineUnavailable
 from seer_sgl.timing import DEFAULT
 
 from .replies import EngineReply, Replies, read_reply
 
-# Loading a large model from a slow disk takes minutes, and so do collectives that wait for a
-# trainer. An engine that is silent for longer missed the call.
-CALL_S = 1800.0
+# Collectives that wait for a trainer take as long as loading does. An engine that is silent for
+# longer missed the call.
+CALL_S = LOAD_TIMEOUT_S
 REPLY_BYTES = 256 << 20  # of one engine: weights_checker returns a checksum per tensor and rank
 IDLE_POLL_S = 0.1
 _limit_s: ContextVar[float] = ContextVar("_limit_s", default=CALL_S)
