@@ -78,7 +78,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _require_readable(request: web.Request) -> None:
-    """Raises BadRequest for a host or origin that is none: replies and messages name them."""
+    """Raises BadRequest if Host or Origin is malformed: replies and error messages repeat them."""
     for name in ("Host", "Origin"):
         value = request.headers.get(name, "")
         if not value.isascii() or not value.isprintable():

@@ -76,10 +76,10 @@ class ControlCalls:
         """
         fields = read_fields(body)
         rid = field(fields, "rid", str | list[str], "")  # type: ignore[arg-type]
-        prefixes = [each for each in ([rid] if isinstance(rid, str) else rid) if each]
+        named = Prefixes(filter(None, [rid] if isinstance(rid, str) else rid))
         if field(fields, "abort_all", bool, False):
-            prefixes = [""]
-        aborted = await self._service.abort(Prefixes(prefixes))
+            named = EVERY
+        aborted = await self._service.abort(named)
         return 200, {"success": True, "message": f"{aborted} requests aborted", "aborted": aborted}
 
     async def release(self, _: web.Request, body: bytes) -> Answer:
