@@ -29,6 +29,7 @@ def bench(
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_every_arm_has_the_same_samples(rig: Rig, tmp_path: Path) -> None:
     options = [
         *("--engines", rig.plain, "--rounds", "1", "--arms", ",".join([*ARMS, "seer"])),

@@ -17,7 +17,7 @@ from tests.e2e.conftest import MODEL
 from tests.emulation.generate import Facts, assert_same, facts, generate
 from tests.emulation.server import DRAFTING, EXACT, GRAPHS, LARGEST, WIDTHS, Settings, emulated
 
-pytestmark = pytest.mark.shared_engines
+pytestmark = [pytest.mark.shared_engines, pytest.mark.long]
 
 PROMPT = "<bos> gcd 6 5 4 , 6 1 9 ? <think>"
 SEEDS = (7, 7, 7, 8)  # drafts from the first request fit the next two, and the last one in part
@@ -94,7 +94,6 @@ async def test_overlapped_steps_graphs_and_triton_masks_of_every_width_change_no
     assert found.emulation["gaps"]["drafted"] > 0, "the counter counts"
 
 
-@pytest.mark.long
 async def test_chains_beside_steps_of_the_same_kernel_change_no_token(
     engine_urls: list[str], tmp_path: Path
 ) -> None:
@@ -103,14 +102,12 @@ async def test_chains_beside_steps_of_the_same_kernel_change_no_token(
     assert "DECODE" not in found.emulation["eager"]
 
 
-@pytest.mark.long
 async def test_the_kernels_without_deterministic_inference_change_no_greedy_token(
     engine_urls: list[str], tmp_path: Path
 ) -> None:
     assert_replayed(await drafted(engine_urls[0], tmp_path, {}, sampling=GREEDY))
 
 
-@pytest.mark.long
 async def test_a_batch_beyond_the_graphs_runs_without_one_at_every_width(
     engine_urls: list[str], tmp_path: Path
 ) -> None:
@@ -121,7 +118,6 @@ async def test_a_batch_beyond_the_graphs_runs_without_one_at_every_width(
     assert all(found.emulation["replayed"][str(width)] > 0 for width in WIDTHS)
 
 
-@pytest.mark.long
 async def test_an_engine_without_graphs_verifies_every_width(
     engine_urls: list[str], tmp_path: Path
 ) -> None:
@@ -131,7 +127,6 @@ async def test_an_engine_without_graphs_verifies_every_width(
     assert found.emulation["eager"]["TARGET_VERIFY"] > 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kinds", [TOKEN_BY_TOKEN, GRAMMAR], ids=["penalties", "grammar"])
 async def test_what_depends_on_earlier_tokens_is_sampled_token_by_token(
     engine_urls: list[str], tmp_path: Path, kinds: Mapping[str, Mapping[str, Any]]
@@ -146,7 +141,6 @@ async def test_what_depends_on_earlier_tokens_is_sampled_token_by_token(
     assert found.emulation["eager"].get("TARGET_VERIFY", 0) == 0
 
 
-@pytest.mark.long
 async def test_a_plain_engine_that_is_exact_verifies_the_root_alone_and_changes_no_token(
     engine_urls: list[str], tmp_path: Path
 ) -> None:

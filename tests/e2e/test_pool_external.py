@@ -18,7 +18,7 @@ from tests.e2e.pools import SGLANG, assert_on_loopback
 from tests.e2e.rig import PAGE
 from tests.support.timing import PATIENT
 
-pytestmark = pytest.mark.own_engines
+pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 
 TOKEN = "a secret of this test"
 PROMPTS = 3

@@ -34,7 +34,7 @@ from tests.helpers import Returns
 from tests.support.timing import PATIENT
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.own_engines
+pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 
 LENGTH, CHUNK = 160, 24
 SIBLINGS = 4
@@ -244,7 +244,6 @@ async def test_moved_drafted_and_preempted_requests_have_the_rows_of_undivided_o
         await check_control(it.urls, stored)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("draft", [NO_DRAFTS, CHAINS, TREES], ids=["plain", "chains", "trees"])
 @pytest.mark.parametrize("backend", ["none", "file", "mooncake"])
 async def test_every_way_to_move_and_to_draft_leaves_the_rows(
@@ -269,7 +268,6 @@ async def test_every_way_to_move_and_to_draft_leaves_the_rows(
         assert report["retractions"] > 10
 
 
-@pytest.mark.long
 async def test_rows_that_do_not_move_with_the_kv_of_a_tree_are_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,7 +293,6 @@ def by_version(sample: Sample, rows: dict[str, Any]) -> bool:
     return begin == len(own)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("draft", [NO_DRAFTS, TREES], ids=["plain", "trees"])
 async def test_a_weight_update_leaves_the_rows_of_the_tokens_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draft: dict[str, Any]

@@ -13,7 +13,7 @@ from tests.e2e.conftest import KV_TOKENS, external
 from tests.e2e.rig import Rig
 from tests.helpers import Returns
 
-pytestmark = pytest.mark.shared_engines
+pytestmark = [pytest.mark.shared_engines, pytest.mark.long]
 SEEDS = (11, 12)
 PROMPTS, SAMPLES = 4, 16
 

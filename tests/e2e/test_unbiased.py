@@ -21,7 +21,7 @@ from scipy.stats import chisquare
 from seer_sgl.driver.load_tokenizer import load_tokenizer
 from tests.e2e.conftest import HELD_OUT, MODEL, SERVER_FLAGS, servers, two_urls
 
-pytestmark = pytest.mark.own_engines
+pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 
 VOCABULARY = 64
 BINS = 25
@@ -102,7 +102,6 @@ async def test_every_token_is_a_sample_of_the_targets_distribution(tmp_path: Pat
     assert unlikely(sampled.argmax) < 1e-12, "the test finds a bias"
 
 
-@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="SGLang compiles its n-gram index with g++")
 async def test_the_test_finds_the_argmax_of_sglangs_own_ngram_speculation(tmp_path: Path) -> None:
     url = two_urls()[:1]
