@@ -294,7 +294,7 @@ class Rollout:
             )
             self._runs += 1  # a refused run takes no seed
             self.recorder, self._replayed = session.recorder, None
-            self._warn_of_file_limit(session.groups)
+            self._warn_of_file_limit(session.recorder.requests)
             try:
                 if journal is not None:
                     await self.end_orphans(journal)
@@ -421,9 +421,9 @@ class Rollout:
             timing=self.timing,
         )
 
-    def _warn_of_file_limit(self, groups: Sequence[Group]) -> None:
+    def _warn_of_file_limit(self, requests: int) -> None:
         runnable = sum(info.max_running_requests for info in self.engines)
-        wanted = min(sum(len(group.requests) for group in groups), runnable)
+        wanted = min(requests, runnable)
         if self._most_chunks < wanted:
             logger.warning(
                 "the limit of open files allows %d requests at once, of %d that the engines would "

@@ -37,7 +37,7 @@ class RolloutSession:
         self.rollout_id = start.rollout_id
         self.seed = start.seed
         self.started_at = started_at
-        self.groups = groups
+        self._groups = groups
         self.maker = maker
         self.journal = journal
         self.recorder = Recorder(start.rollout_id, start.seed, driver.engines, groups, started_at)
@@ -52,9 +52,14 @@ class RolloutSession:
         )
         self._given_up: list[Group] = []
 
+    def take(self) -> Sequence[Group]:
+        """Returns the groups to send, once: a group that is taken and complete is its caller's."""
+        groups, self._groups = self._groups, []
+        return groups
+
     async def roll(self) -> AsyncGenerator[Group, None]:
         """Sends all groups to the driver, and yields each once it is complete."""
-        self.run.add(self.groups)
+        self.run.add(self.take())
         for request in [] if self.journal is None else self.journal.restored.finished:
             self.run.restore(request)
             await asyncio.sleep(0)  # chunks are sent meanwhile
@@ -94,7 +99,7 @@ class RolloutSession:
         """
         if self.journal is not None:
             self.journal.finish(self.report())
-        raise_if_given_up(self._given_up, len(self.groups))
+        raise_if_given_up(self._given_up, self.recorder.groups)
         if self.journal is not None and self.journal.error is not None:
             raise RolloutError(
                 f"{self.journal.name}: {self.journal.error}: it lacks the end of the rollout, "

@@ -25,6 +25,8 @@ CHANGES = 16  # of a group's responses, until the spread is chosen again
 MEANS = np.linspace(-8.0, 1.0, 61)  # of the logarithm of a length's share of the limit
 SHORTEST = -10.0  # likewise, of a length
 CELLS = np.linspace(SHORTEST, 0.0, 256)  # lengths are rounded to them
+UNKNOWN = np.zeros((len(SPREADS), len(MEANS)))  # log likelihoods of a group without a length
+UNKNOWN.flags.writeable = False  # all groups that wait share it
 LEAST = 1e-300  # a survival whose logarithm is taken
 
 
@@ -84,8 +86,8 @@ class LengthPosterior:
         self._limit = limit
         self._spread = spread
         self._tables = _tables()
-        self._weights = np.zeros((len(SPREADS), len(MEANS)))  # log likelihoods
-        self._reported = np.zeros(len(SPREADS))  # log evidence that `spread` has of this group
+        self._weights: Floats = UNKNOWN  # log likelihoods; replaced, never changed in place
+        self._reported: Floats = UNKNOWN[:, 0]  # log evidence that `spread` has of this group
         self._ended = 0
         self._reached: dict[int, int] = {}  # the cells of running responses, by index
 
@@ -94,7 +96,7 @@ class LengthPosterior:
         cell = self._cell(tokens)
         if cell != self._reached.get(index):
             self._forget(index)
-            self._weights += self._tables.log_survival[cell]
+            self._weights = self._weights + self._tables.log_survival[cell]
             self._reached[index] = cell
             self._report()
 
@@ -105,7 +107,7 @@ class LengthPosterior:
         self._ended += 1
         cut = tokens >= self._limit
         table = self._tables.log_survival if cut else self._tables.log_density
-        self._weights += table[self._cell(tokens)]
+        self._weights = self._weights + table[self._cell(tokens)]
 
     def close(self) -> None:
         """Records that the group has ended."""
@@ -129,7 +131,7 @@ class LengthPosterior:
     def _forget(self, index: int) -> None:
         before = self._reached.pop(index, None)
         if before is not None:
-            self._weights -= self._tables.log_survival[before]
+            self._weights = self._weights - self._tables.log_survival[before]
 
     def _report(self) -> None:
         """Updates the shared evidence for each spread, once two responses of the group ended.

@@ -58,7 +58,7 @@ class ServedRollout(Observer):
         released: Callable[[int], None],
         ended: Callable[["ServedRollout"], None],
     ) -> None:
-        groups = session.groups
+        groups = session.take()
         self.options = options
         self.rollout_id = session.rollout_id
         self.seed = session.seed
