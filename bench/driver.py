@@ -4,11 +4,16 @@
 fake engines, all in flight at once. It measures chunk completions per second, CPU microseconds per
 chunk by function, and peak memory relative to the tokens' own size (4 bytes per token and 4 per
 logprob). The fakes run in another process and answer at once without reading the request.
+
+With `--open N`, N requests are open at a time: another one joins when one has ended, and finished
+samples leave the driver, as they do in a trainer that takes them.
 """
 
 import argparse
+import asyncio
 import contextlib
 import cProfile
+import itertools
 import json
 import pstats
 import resource
@@ -16,16 +21,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import uvloop
+from typing_extensions import override
 
+from seer_sgl.driver.groups import GroupMaker
+from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.session import raise_file_limit
 from seer_sgl.rollout import Rollout
+from seer_sgl.types import ChunkResult, Prompt
 
+BEAT_S = 0.05  # between two looks at the event loop
+MARKS = 10  # measurements of memory while requests leave
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -39,12 +51,93 @@ def config(urls: list[str], chunk_tokens: int, max_response_len: int) -> dict[st
     }
 
 
+def prompt_ids(number: int, options: argparse.Namespace) -> list[int]:
+    """Returns the input of a request; no two are equal."""
+    return [(number * 7919 + k) % 100_000 for k in range(options.input_tokens)]
+
+
 def write_prompts(options: argparse.Namespace, path: Path) -> None:
-    """Writes one prompt per request, all different."""
+    """Writes one prompt per request."""
     with path.open("w") as output:
-        for i in range(options.requests):
-            ids = [(i * 7919 + k) % 100_000 for k in range(options.input_tokens)]
-            output.write(json.dumps({"prompt_ids": ids}) + "\n")
+        for number in range(options.requests):
+            output.write(json.dumps({"prompt_ids": prompt_ids(number, options)}) + "\n")
+
+
+class Counts(Observer):
+    """Counts the chunks of a run."""
+
+    def __init__(self) -> None:
+        self.chunks = self.lost_chunks = 0
+
+    @override
+    def grown(self, result: ChunkResult) -> None:
+        self.chunks += 1
+
+    @override
+    def lost(self, result: ChunkResult) -> None:
+        self.lost_chunks += 1
+
+
+async def keep_beat(late_s: list[float]) -> None:
+    """Notes how much later than asked the event loop continues, until cancelled."""
+    while True:
+        due = time.perf_counter() + BEAT_S
+        await asyncio.sleep(BEAT_S)
+        late_s.append(time.perf_counter() - due)
+
+
+async def measure_leaving(urls: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Rolls requests out of which `options.open` are open at a time, and keeps none that ended.
+    Returns the figures."""
+    settings = config(urls, options.chunk_tokens, options.chunks * options.chunk_tokens)
+    counts = Counts()
+    late_s: list[float] = []
+    memory_mb: list[float] = []
+    async with Rollout(settings) as rollout:
+        maker = GroupMaker("bench", 1)
+        supply = (
+            Prompt(prompt_id=str(number), prompt_ids=array("i", prompt_ids(number, options)), n=1)
+            for number in range(options.requests)
+        )
+
+        def add(count: int) -> None:
+            prompts = list(itertools.islice(supply, count))
+            run.add(rollout.make_groups(prompts, maker, rollout.config.sampling))
+
+        started, cpu_before = time.perf_counter(), time.process_time()
+        run = rollout.driver.open_run([counts])
+        beat = asyncio.create_task(keep_beat(late_s))
+        add(options.open)
+        every = max(1, options.requests // MARKS)
+        for count in range(1, options.requests + 1):
+            (sample,) = (await anext(run)).samples
+            assert len(sample.response_ids) == options.chunks * options.chunk_tokens
+            add(1)
+            if count % every == 0:
+                memory_mb.append(round(psutil.Process().memory_info().rss / 1e6, 1))
+        run.complete()
+        wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
+        beat.cancel()
+        assert not run.unfinished
+    assert counts.chunks == options.requests * options.chunks
+    late_s.sort()
+    return {
+        "requests": options.requests,
+        "open": options.open,
+        "delay_s": options.delay_s,
+        "engines": len(urls),
+        "input_tokens": options.input_tokens,
+        "chunk_tokens": options.chunk_tokens,
+        "chunks": counts.chunks,
+        "lost_chunks": counts.lost_chunks,
+        "chunks_per_s": round(counts.chunks / wall_s, 1),
+        "cpu_us_per_chunk": round(cpu_s / counts.chunks * 1e6, 1),
+        "wall_s": round(wall_s, 2),
+        "lag_median_ms": round(late_s[len(late_s) // 2] * 1e3, 1),
+        "lag_p99_ms": round(late_s[len(late_s) * 99 // 100] * 1e3, 1),
+        "lag_max_ms": round(late_s[-1] * 1e3, 1),
+        "memory_mb": memory_mb,
+    }
 
 
 async def measure(
@@ -81,9 +174,10 @@ def running_fakes(options: argparse.Namespace, processes: int = 1) -> Iterator[l
     fake = {
         "count": options.engines // processes,
         "canned_tokens": options.chunk_tokens,
+        "delay_s": options.delay_s,
         "longest": 1 << 20,
         "max_total_num_tokens": 1 << 40,
-        "max_running_requests": -(-options.requests // options.engines),
+        "max_running_requests": -(-(options.open or options.requests) // options.engines),
     }
     command = [sys.executable, "-m", "tests.fake_sglang", json.dumps(fake)]
     started, urls = [], []
@@ -120,10 +214,16 @@ def main() -> None:
     parser.add_argument("--input-tokens", type=int, default=8192)
     parser.add_argument("--chunk-tokens", type=int, default=256)
     parser.add_argument("--chunks", type=int, default=2, help="chunks per request")
+    parser.add_argument("--open", type=int, default=0, help="requests at a time (default: all)")
+    parser.add_argument("--delay-s", type=float, default=0.0, help="time of a fake's reply")
     parser.add_argument("--profile", action="store_true", help="also report the time by function")
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
     raise_file_limit()
+    if options.open:
+        with running_fakes(options, options.fakes) as urls:
+            print(json.dumps(uvloop.run(measure_leaving(urls, options))))
+        return
     with tempfile.TemporaryDirectory() as folder, running_fakes(options, options.fakes) as urls:
         prompts_file = Path(folder) / "prompts.jsonl"
         write_prompts(options, prompts_file)

@@ -147,6 +147,8 @@ class FakeSGLang(FakeControl):
         if self.canned_tokens:
             asked = re.search(rb'"max_new_tokens":([0-9]+)', body)  # fewer in a test of a suspect
             before, after = self._canned(self.canned_tokens if asked is None else int(asked[1]))
+            if self.delay_s:
+                await asyncio.sleep(self.delay_s)
             rid = body[len(b'{"rid":"') : body.index(b'",')]
             return web.Response(body=before + rid + after, content_type="application/json")
         call = msgspec.json.decode(body)
