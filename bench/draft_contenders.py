@@ -60,9 +60,10 @@ class Contender(Protocol):
 class Ours:
     """`seer_sgl.draft.drafter.Drafter`: one call per step."""
 
-    name = "seer-sgl"
-
-    def __init__(self, paths: int, min_probability: float = MIN_PROBABILITY) -> None:
+    def __init__(
+        self, paths: int, min_probability: float = MIN_PROBABILITY, name: str = "seer-sgl"
+    ) -> None:
+        self.name = name
         self.drafter = Drafter(min_probability=min_probability)
         self._paths = paths
         self._slots: dict[tuple[str, int], int] = {}
