@@ -24,7 +24,7 @@ def tail_begin(finished_at: Sequence[float]) -> float:
 
 
 def report(record: Recorder) -> dict[str, Any]:
-    """Returns the report of a rollout. keys.py explains its keys."""
+    """Returns the report of a rollout. docs/report.md explains its keys."""
     ends = record.finished_at
     wall_s = ends[-1] if ends else 0.0
     lengths = sorted(record.response_lens)

@@ -7,9 +7,9 @@ from typing import Any
 from seer_sgl.processes.restarts import Incidents, Restarts
 from seer_sgl.report import processes
 from seer_sgl.report.draft_report import FleetDraftCounters, section
-from seer_sgl.report.keys import KEYS
 from tests.rollout.fakes import fakes, rolled
 from tests.support.drafting import engine, hub
+from tools.docs.report_keys import KEYS
 
 OPEN = (
     "finish_reasons",

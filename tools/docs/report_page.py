@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from seer_sgl.report.keys import KEYS
 from seer_sgl.types import Sample
 
+from .report_keys import KEYS
 from .sources import field_docs
 
 HEAD = """\
