@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from .errors import RolloutError
+from .errors import ConfigError, RolloutError
 
 
 def append_whole(file: io.FileIO, content: bytes) -> None:
@@ -71,6 +71,14 @@ class LineFile:
             self._reserve.release()
             self._file = io.FileIO(self.path, "w")
         return self._file
+
+
+def make_out_folder(out: Path) -> None:
+    """Makes the folder of `--out`. Raises ConfigError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}") from error
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from seer_sgl.config.addresses import is_url
 from seer_sgl.engine.session import open_session
 from seer_sgl.errors import AuditFailed, ConfigError
-from seer_sgl.files import explained
+from seer_sgl.files import explained, make_out_folder
 from seer_sgl.link.contract import API_KEY
 from seer_sgl.sampling import Sampling
 
@@ -106,7 +106,7 @@ async def audit(request: AuditRequest, out: Path, log: Console, console: Console
     `log`: shows the progress. Raises AuditFailed if a limit is exceeded, and other SeerErrors.
     """
     file = read_samples(request.path, request.samples, request.seed, request.sampling)
-    _make_folder(out)
+    make_out_folder(out)
     async with open_session(os.environ.get(API_KEY)) as session:
         client = AuditClient(session, request.engine)
         served = await client.served()
@@ -253,10 +253,3 @@ def _engines_of(path: Path) -> list[_ReportEngine]:
         return msgspec.json.decode(content, type=_RolloutReport).engines
     except (OSError, msgspec.DecodeError, ValueError, RecursionError):
         return []
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}") from error

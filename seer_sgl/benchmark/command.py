@@ -17,8 +17,8 @@ import psutil
 from rich.console import Console
 
 from seer_sgl.config.masking import masked
-from seer_sgl.errors import ConfigError, RolloutError
-from seer_sgl.files import append_whole, explained
+from seer_sgl.errors import RolloutError
+from seer_sgl.files import append_whole, explained, make_out_folder
 from seer_sgl.kvpool.packages import BUILT_FOR
 from seer_sgl.report.style import can_draw
 
@@ -79,7 +79,7 @@ async def bench(runner: Runner, console: Console) -> None:
 
     Raises SeerError, also if an arm failed, and CancelledError if interrupted.
     """
-    _make_folder(runner.out)
+    make_out_folder(runner.out)
     results = BenchReport(runner)
     total = runner.config.bench.rounds * len(runner.arms)
     try:
@@ -153,10 +153,3 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}") from error

@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 
 from seer_sgl.errors import ConfigError
-from seer_sgl.files import explained
+from seer_sgl.files import explained, make_out_folder
 from seer_sgl.report.style import can_draw
 
 from .draws import drawn, draws_table
@@ -45,7 +45,7 @@ def run_simulation(
     if draws is not None:
         _check_draws(draws, sim_request, sweep)
     if out is not None:
-        _make_folder(out)
+        make_out_folder(out)
     # Tables are wider than rich's default width for an output that is not a terminal.
     wide = Console(highlight=False, width=None if Console().is_terminal else 140)
     console = None if as_json else wide
@@ -159,10 +159,3 @@ def _usual_sweeps(sim_request: SimRequest, scenario: Scenario) -> Iterator[tuple
         sizes = [n for n in GROUP_SIZES if n <= requests]
         points = [quick(key, [n], f"workload.groups={requests // n}") for n in sizes]
         yield "n_samples_per_prompt", [point for (point,) in points]
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}") from error

@@ -17,7 +17,7 @@ from seer_sgl.engine.describe import describe
 from seer_sgl.engine.session import open_session
 from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError
-from seer_sgl.files import explained
+from seer_sgl.files import explained, make_out_folder
 from seer_sgl.link.contract import API_KEY
 from seer_sgl.report.style import can_draw
 from seer_sgl.sim.config import EngineConfig
@@ -72,7 +72,7 @@ class WhatIf:
             raise ConfigError("--engines: not together with --engine: the given servers are all")
         self._urls = _urls(request.engine)
         if request.out is not None:
-            _make_folder(request.out)
+            make_out_folder(request.out)
         if request.price is not None and not math.isfinite(request.price):
             raise ConfigError(f"--price: {request.price} is not a price")
         self._request = request
@@ -206,10 +206,3 @@ def _assumed(request: WhatIfRequest, chosen: Sequence[str], trace: Trace) -> lis
     if len(trace.groups) < 2:
         sentences.append("One group is too little for draws to mean anything.")
     return sentences
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}") from error
