@@ -13,15 +13,18 @@ from seer_sgl.benchmark.measure import Measurement
 from seer_sgl.benchmark.runner import FAILURES, Runner
 from seer_sgl.config import SchedulingConfig, with_values
 from seer_sgl.engine.launch.process import api_key
+from seer_sgl.engine.session import open_session
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.rollout.model import model_facts
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import outcome
 from seer_sgl.sim.simulate import simulate
 from seer_sgl.traces.trace import Responses
-from seer_sgl.what_if.constants import measured_chunk_ms, measured_engine
+from seer_sgl.what_if.constants import begin_s, measured_engine, measured_points
 
 from .verification import Verification, measured_verification
 
+CACHED = (500,)  # the contexts of chunks that continue
 logger = logging.getLogger(f"seer_sgl.{__name__}")  # shown like the lines of the package
 
 
@@ -63,6 +66,14 @@ async def measure_constants(runner: Runner) -> Constants | None:
         logger.info("simulating without the cost of verifications: %s", error)
         return Constants(engine=engine)
     return Constants(engine=engine, pooled_chunk_ms=chunk_ms, verification=verification)
+
+
+async def measured_chunk_ms(infos: Sequence[EngineInfo], api_key: str | None = None) -> float:
+    """Returns the time that a continuation takes from a server when it begins. Raises
+    EngineUnavailable if a server does not answer."""
+    async with open_session(api_key) as session:
+        points = await measured_points(session, infos, CACHED)
+    return begin_s(points.begins) * 1e3
 
 
 def predict(

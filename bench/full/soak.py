@@ -11,6 +11,7 @@ import psutil
 from seer_sgl.benchmark.arms import EVERY, SEER
 from seer_sgl.benchmark.process_tree import process_tree, query_or
 from seer_sgl.benchmark.runner import Runner
+from seer_sgl.engine.client import HttpEngine
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.style import INK, OURS, PAPER, PLAIN, headline, save, styled_figure
 
@@ -68,7 +69,18 @@ async def soak(runner: Runner, rollouts: int) -> AsyncIterator[SoakRow]:
             others_mb=_mb(now.others),
         )
         for engine in (await runner.fleets.of(arm)).engines:
-            await engine.reload_weights(f"soak-{number + 1}")
+            await reload_weights(engine, f"soak-{number + 1}")
+
+
+async def reload_weights(engine: HttpEngine, version: str) -> None:
+    """Reloads the model's weights from their original path, as weight version `version`.
+
+    Raises EngineUnavailable, or aiohttp's error if the engine refuses.
+    """
+    await engine.flush()  # SGLang flushes too, but crashes if it has to wait for the flush
+    body = msgspec.json.encode({"model_path": engine.info.model_path, "weight_version": version})
+    async with engine.send("POST", "/update_weights_from_disk", body) as response:
+        response.raise_for_status()
 
 
 def kv_hit_share(record: Recorder) -> float | None:

@@ -350,13 +350,6 @@ class HttpEngine:
         within_s = flush_s + self._timing.control_timeout_s
         await self._within(within_s, "POST", f"/flush_cache?timeout={flush_s:g}")
 
-    async def reload_weights(self, version: str) -> None:
-        """Reloads the model's weights from their original path, as weight version `version`.
-
-        Raises EngineUnavailable or RequestRejected.
-        """
-        await self._load_weights(self._info.model_path, version)
-
     async def problem(self, weight_version: str | None = None) -> EngineProblem | None:
         """Returns the reason why the engine cannot serve; None if it generates and is unchanged.
 

@@ -66,11 +66,6 @@ class Answer:
         """Whether nothing more follows."""
         return self.finish is not None or self.error is not None
 
-    @property
-    def group_uid(self) -> str:
-        """The driver's name of its group; empty before it has one."""
-        return "" if self.request is None else self.request.group.uid
-
     async def wait_update(self) -> None:
         """Waits until tokens have arrived since the last call, or the response has ended."""
         await self._updated.wait()

@@ -17,7 +17,6 @@ from .timed_calls import Inputs, body, random_inputs, seconds
 
 BATCHES = (1, 2, 4, 8, 16, 64)
 CONTEXTS = (16, 500, 1500, 3000)
-CACHED = (500,)  # the contexts of chunks that continue
 PREFILLS = (64, 512, 2048)  # tokens; in longer ones attention counts, which the model lacks
 STEPS = 96  # decode steps per measurement
 REPEATS = 3  # per measurement; the median counts
@@ -72,14 +71,6 @@ async def measured_engine(
         chunk_ms=begin_s(points.begins) * 1e3,
         prefill_tok_s=1 / max(1e-6, float(np.polyfit(prefills, times, 1)[0])),
     )
-
-
-async def measured_chunk_ms(infos: Sequence[EngineInfo], api_key: str | None = None) -> float:
-    """Returns the time that a continuation takes from a server when it begins. Raises
-    EngineUnavailable if a server does not answer."""
-    async with open_session(api_key) as session:
-        points = await measured_points(session, infos, CACHED)
-    return begin_s(points.begins) * 1e3
 
 
 async def measured_points(
