@@ -359,16 +359,68 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return reply.finish == "stop" or (reply.finish == "length" and full)
 
 
+class ChunkFigures(msgspec.Struct, frozen=True):
+    """The figures of one chunk with a reply, each defined here only. All but `migrated`,
+    `planned_fetch` and `retractions` are tokens, or bytes, or steps."""
+
+    tokens: int
+    """Response tokens."""
+    migrated: bool
+    """It ran on another engine than the chunk before."""
+    planned_fetch: bool
+    """It was placed on an engine that should read KV from the pool."""
+    device: int
+    """Input tokens whose KV was cached on the device."""
+    host: int
+    """Likewise in the engine's host memory."""
+    storage: int
+    """Likewise in the pool."""
+    moved_bytes: int
+    """The KV of `storage`."""
+    reused: int
+    """Input tokens of a continuation whose KV was cached."""
+    recomputed: int
+    """Those that were computed again. SGLang always computes the last input token, even if all of
+    them are cached; it does not count."""
+    retractions: int
+    """Preemptions inside the engine (`meta_info.num_retractions`)."""
+    verify_steps: int
+    """Verifications of drafts."""
+    speculated: int
+    """Response tokens, if there was a verification."""
+
+    @classmethod
+    def of(cls, chunk: Chunk, reply: ChunkReply, kv_bytes_per_token: int = 0) -> "ChunkFigures":
+        """Returns the figures of a chunk. A passthrough is not read, so it continues nothing."""
+        continues = chunk.continues and not reply.passthrough
+        given = chunk.input_len if reply.input_tokens is None else reply.input_tokens
+        return cls(
+            tokens=len(reply.ids),
+            migrated=chunk.migrated,
+            planned_fetch=chunk.move is Move.FETCH,
+            device=reply.cached_device,
+            host=reply.cached_host,
+            storage=reply.cached_storage,
+            moved_bytes=reply.cached_storage * kv_bytes_per_token,
+            reused=reply.cached if continues else 0,
+            recomputed=max(0, given - reply.cached - 1) if continues else 0,
+            retractions=reply.retractions,
+            verify_steps=reply.verify_steps,
+            speculated=len(reply.ids) if reply.verify_steps else 0,
+        )
+
+
 class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
     """The result of a chunk: a reply, or an error (then no token is appended).
 
     `aborted`: the caller aborted the request, so it ends with this chunk. `dropped`: the tokens of
-    a reply that became an error.
+    a reply that became an error. `figures`: of the reply, once the chunk has landed.
     """
 
     chunk: Chunk
     now: float  # seconds on the rollout's clock
     reply: ChunkReply | None = None
+    figures: ChunkFigures | None = None
     error: Exception | None = None
     aborted: bool = False
     dropped: int = 0

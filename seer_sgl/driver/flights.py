@@ -5,9 +5,12 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
+import msgspec
+
 from seer_sgl.errors import ChunkAborted, ChunkRecalled, EngineError, EngineUnavailable
 from seer_sgl.types import (
     Chunk,
+    ChunkFigures,
     ChunkReply,
     ChunkResult,
     Request,
@@ -132,10 +135,14 @@ class Flights:
         task.add_done_callback(functools.partial(self._served, flight))
 
     def land(self, flight: Flight) -> ChunkResult:
-        """Removes a flight that was reported, and returns its result."""
+        """Removes a flight that was reported, and returns its result, with figures."""
         self._landed.set()
         del self._by_request[flight.chunk.request]
-        return flight.result
+        result, engine = flight.result, self._engines[flight.chunk.engine_id].info
+        if result.reply is None:
+            return result
+        figures = ChunkFigures.of(result.chunk, result.reply, engine.kv_bytes_per_token)
+        return msgspec.structs.replace(result, figures=figures)
 
     def abandon(self) -> None:
         """Removes all flights, because the driver has ended: no result follows."""

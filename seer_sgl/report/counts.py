@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from typing_extensions import override
 
-from seer_sgl.chunk_figures import ChunkFigures, Totals
+from seer_sgl.chunk_figures import Totals
 from seer_sgl.driver.observer import Observer
 from seer_sgl.engine_types import EngineInfo, EngineLoad
 from seer_sgl.errors import EngineError
@@ -64,11 +64,9 @@ class FleetCounts(Observer):
 
     @override
     def grown(self, result: ChunkResult) -> None:
-        chunk, reply = result.chunk, result.reply
-        engine = self.engines.get(chunk.engine_id)
-        if reply is None or engine is None:
+        figures, engine = result.figures, self.engines.get(result.chunk.engine_id)
+        if figures is None or engine is None:
             return
-        figures = ChunkFigures.of(chunk, reply, engine.info.kv_bytes_per_token)
         self.totals.add(figures)
         engine.totals.add(figures)
         self._recent.append((time.monotonic(), figures.tokens))

@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from seer_sgl.chunk_figures import ChunkFigures, Totals
+from seer_sgl.chunk_figures import Totals
 from seer_sgl.driver.health import State
 from seer_sgl.driver.observer import Observer
 from seer_sgl.engine_types import EngineInfo, EngineLoad
@@ -113,14 +113,11 @@ class Recorder(Observer):
 
     @override
     def grown(self, result: ChunkResult) -> None:
-        chunk, reply = result.chunk, result.reply
-        engine = self.engines[chunk.engine_id]
+        engine = self.engines[result.chunk.engine_id]
         engine.step(result.now - self.started_at, -1)
-        if reply is None:
-            return
-        figures = ChunkFigures.of(chunk, reply, engine.info.kv_bytes_per_token)
-        self.totals.add(figures)
-        engine.totals.add(figures)
+        if result.figures is not None:
+            self.totals.add(result.figures)
+            engine.totals.add(result.figures)
 
     @override
     def stored(self, request: Request, complete: bool, after_s: float, now: float) -> None:

@@ -5,9 +5,10 @@ from array import array
 
 import msgspec
 
-from seer_sgl.chunk_figures import ChunkFigures, Totals
+from seer_sgl.chunk_figures import Totals
 from seer_sgl.rollout.images import NO_IMAGES, Images
 from seer_sgl.types import (
+    ChunkFigures,
     FinishReason,
     Request,
     Sampling,

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from typing_extensions import override
 
-from seer_sgl.chunk_figures import ChunkFigures
 from seer_sgl.config import ServerConfig
 from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.observer import Observer
@@ -230,8 +229,8 @@ class Generation(Observer):
     @override
     def grown(self, result: ChunkResult) -> None:
         answer = self._by_request.get(result.chunk.request.uid)
-        if answer is not None and result.reply is not None:
-            answer.add(ChunkFigures.of(result.chunk, result.reply), result.chunk.engine_id)
+        if answer is not None and result.figures is not None:
+            answer.add(result.figures, result.chunk.engine_id)
 
     @override
     def finished(self, request: Request, sample: Sample) -> None:

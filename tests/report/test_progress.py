@@ -11,9 +11,8 @@ from rich.console import Console
 from seer_sgl.engine_types import EngineLoad
 from seer_sgl.report.progress import ShownProgress
 from seer_sgl.timing import Timing
-from seer_sgl.types import ChunkResult
 from tests.helpers import made_sample, make_group, make_reply
-from tests.support.infos import chunk_on, info
+from tests.support.infos import chunk_on, info, landed
 
 DRAFTING = {"draft_tokens": 17, "pool": "seer-x", "kv_bytes_per_token": 1000}
 
@@ -33,7 +32,7 @@ def half_done(**facts: Any) -> ShownProgress:
     for chunk in chunks:
         shown.sent(chunk, 0.0)
     reply = msgspec.structs.replace(make_reply(10), verify_steps=4, cached_storage=5)
-    shown.grown(ChunkResult(chunk=chunks[0], now=1.0, reply=reply))
+    shown.grown(landed(chunks[0], reply, 1.0, infos[0].kv_bytes_per_token))
     requests[0].finish("stop", None, 1.0)
     shown.finished(requests[0], made_sample(requests[0]))
     shown.closed(requests[0].group, None)

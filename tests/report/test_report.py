@@ -11,7 +11,7 @@ from seer_sgl.report.report import quantile, report, tail_begin
 from seer_sgl.report.timeline import draw_timeline
 from seer_sgl.types import Chunk, ChunkResult, Move, Request
 from tests.helpers import made_sample, make_group, make_reply
-from tests.support.infos import chunk_on, info
+from tests.support.infos import chunk_on, info, landed
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def record() -> Recorder:
         reply.cached_device, reply.retractions = cached, retractions
         chunk.request.append(reply)
         chunk.request.engines.append(chunk.engine_id)
-        record.grown(ChunkResult(chunk=chunk, now=100.0 + at, reply=reply))
+        record.grown(landed(chunk, reply, 100.0 + at))
 
     first, other = send("a", long, 0.0), send("a", short, 0.0)
     give_back(other, 1.0, cached=9)
@@ -99,7 +99,7 @@ def test_a_fetch_is_counted_when_sglang_has_read_from_the_pool_whatever_was_plan
         reply = make_reply(10)
         reply.cached_storage = storage
         record.sent(chunk, 104.0)
-        record.grown(ChunkResult(chunk=chunk, now=105.0, reply=reply))
+        record.grown(landed(chunk, reply, 105.0))
     found = report(record)
     assert (found["fetches"], found["planned_fetches"]) == (3, 2)
     assert found["cached_tokens"]["storage"] == 48
@@ -165,7 +165,7 @@ def test_chunks_behind_the_last_sample_are_no_busy_time_of_the_rollout() -> None
     for chunk in chunks:
         record.sent(chunk, 1.0)
     for chunk, now in zip(chunks, (2.0, 10.0), strict=True):
-        record.grown(ChunkResult(chunk=chunk, now=now, reply=make_reply(10)))
+        record.grown(landed(chunk, make_reply(10), now))
     done.finished_at = 2.0
     record.finished(done, made_sample(done))
     (engine,) = report(record)["engines"]

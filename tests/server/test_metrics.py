@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections import deque
 from typing import Any
 
 import pytest
 
+from seer_sgl.report.recorder import Recorder
+from seer_sgl.report.report import report
 from seer_sgl.server.prefixes import Prefixes
 from tests.fake_sglang import FakeSGLang
 from tests.support.metrics import LIMIT, body, counters, streamed
@@ -51,22 +54,32 @@ class Forgetful(FakeSGLang):
         return reply
 
 
-async def test_the_metas_of_all_replies_add_up_to_the_metrics() -> None:
+async def test_the_metas_of_all_replies_add_up_to_the_metrics_and_to_the_report() -> None:
     async with served(Forgetful(longest=1000), Forgetful(longest=1000)) as it:
+        driver = it.service.driver
+        record = Recorder("r", 1, driver.engines, [], started_at=0.0)
+        driver.observe(record)
         replies = await asyncio.gather(*(it.generate(**body(i)) for i in range(6)))
         now = await scraped(it)
     metas = [reply["meta_info"] for reply in replies]
     inputs = [3 + chunk * CHUNK for chunk in range(1, LIMIT // CHUNK)]  # of the continuations
+    made = report(record)
     recomputed = 6 * sum(tokens - tokens // 2 - 1 for tokens in inputs)
     assert sum(meta["seer"]["recomputed_tokens"] for meta in metas) == recomputed
-    assert now("seer_recomputed_tokens_total") == recomputed
+    assert now("seer_recomputed_tokens_total") == made["recomputed_tokens"] == recomputed
     assert sum(meta["seer"]["reused_tokens"] for meta in metas) == 6 * sum(n // 2 for n in inputs)
-    for figure, mine in (
-        ("chunks", sum(meta["seer"]["chunks"] for meta in metas)),
-        ("generated_tokens", sum(meta["completion_tokens"] for meta in metas)),
-        ("retractions", sum(meta["num_retractions"] for meta in metas)),
+    for figure, key, mine in (
+        ("chunks", "chunks", sum(meta["seer"]["chunks"] for meta in metas)),
+        ("generated_tokens", "response_tokens", sum(meta["completion_tokens"] for meta in metas)),
+        ("retractions", "retractions", sum(meta["num_retractions"] for meta in metas)),
     ):
-        assert now(f"seer_{figure}_total") == mine > 0
+        assert now(f"seer_{figure}_total") == made[key] == mine > 0
+    moved = sum(
+        before != after
+        for meta in metas
+        for before, after in itertools.pairwise(meta["seer"]["engines"])
+    )
+    assert now("seer_migrations_total") == made["migrations"] == moved
 
 
 async def test_pending_and_running_requests_are_the_unfinished_ones() -> None:

@@ -1,7 +1,7 @@
 """Descriptions of engines and chunks that need no server."""
 
 from seer_sgl.engine_types import EngineInfo
-from seer_sgl.types import Chunk, Move, Request
+from seer_sgl.types import Chunk, ChunkFigures, ChunkReply, ChunkResult, Move, Request
 
 
 def info(engine_id: str) -> EngineInfo:
@@ -34,3 +34,9 @@ def chunk_on(
         move=move,
         migrated=migrated,
     )
+
+
+def landed(chunk: Chunk, reply: ChunkReply, now: float, kv_bytes: int = 0) -> ChunkResult:
+    """Returns the result of a chunk with a reply; `kv_bytes`: per token of KV."""
+    figures = ChunkFigures.of(chunk, reply, kv_bytes)
+    return ChunkResult(chunk=chunk, now=now, reply=reply, figures=figures)
