@@ -12,7 +12,7 @@ from seer_sgl.engine_types import EngineInfo, EngineLoad
 from seer_sgl.errors import EngineError
 from seer_sgl.types import ChunkResult, Failure, Group, Request, Sample
 
-from .report import TAIL_SHARE
+from .report import before_tail
 
 RATE_WINDOW_S = 10.0  # tok/s is the mean over this much of the past
 
@@ -136,7 +136,7 @@ class LiveCounts(FleetCounts):
     @override
     def finished(self, request: Request, sample: Sample) -> None:
         self.requests_done += 1
-        if self._tail_since is None and self.requests_done >= (1 - TAIL_SHARE) * self.requests:
+        if self._tail_since is None and self.requests_done >= before_tail(self.requests):
             self._tail_since = time.monotonic()
 
     @property

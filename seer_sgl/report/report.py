@@ -12,15 +12,17 @@ Number = TypeVar("Number", int, float)
 TAIL_SHARE = 0.1  # the paper's tail: the last 10 % of requests to finish
 
 
+def before_tail(requests: int) -> int:
+    """Returns how many of the requests are finished when their tail begins."""
+    return max(1, math.ceil(requests * (1 - TAIL_SHARE)))
+
+
 def tail_begin(finished_at: Sequence[float]) -> float:
     """Returns the time in seconds when only the last 10 % of the requests were unfinished.
 
     `finished_at`: ascending, seconds.
     """
-    if not finished_at:
-        return 0.0
-    before_tail = math.ceil(len(finished_at) * (1 - TAIL_SHARE))
-    return finished_at[max(before_tail, 1) - 1]
+    return finished_at[before_tail(len(finished_at)) - 1] if finished_at else 0.0
 
 
 def report(record: Recorder) -> dict[str, Any]:

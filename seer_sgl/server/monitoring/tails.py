@@ -1,11 +1,10 @@
 """The tails of rollouts: the time spent on the last 10 % of the requests (report.TAIL_SHARE)."""
 
-import math
 from array import array
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from seer_sgl.report.report import TAIL_SHARE, tail_begin
+from seer_sgl.report.report import before_tail, tail_begin
 
 
 class RolloutProgress(NamedTuple):
@@ -64,7 +63,7 @@ class Tails:
         """Yields the rollouts in progress, the first one first."""
         for caller, submitted in self._submitted.items():
             finished = self._finished.get(caller, array("d"))
-            before_tail = math.ceil(submitted * (1 - TAIL_SHARE))
-            in_tail = before_tail <= len(finished) < submitted
-            tail_s = now - finished[before_tail - 1] if in_tail and before_tail else 0.0
+            needed = before_tail(submitted)
+            in_tail = needed <= len(finished) < submitted
+            tail_s = now - finished[needed - 1] if in_tail else 0.0
             yield RolloutProgress(caller, self._names[caller], submitted, len(finished), tail_s)
