@@ -22,10 +22,17 @@ def append_whole(file: io.FileIO, content: bytes) -> None:
         raise
 
 
-def skip_byte_order_mark(file: io.BufferedReader) -> None:
-    """Skips the mark that some editors write at the start of UTF-8, in a file just opened."""
-    if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
-        file.read(len(codecs.BOM_UTF8))
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines that are not empty, with their numbers. Raises OSError.
+
+    The mark that some editors write at the start of UTF-8 is skipped.
+    """
+    with path.open("rb") as file:
+        if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+            file.read(len(codecs.BOM_UTF8))
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, line
 
 
 class FileReserve:

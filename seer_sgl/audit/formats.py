@@ -25,7 +25,8 @@ from seer_sgl.bounds import Int64, Natural, TokenId
 from seer_sgl.config import plain
 from seer_sgl.config.reading import read_tree
 from seer_sgl.errors import ConfigError
-from seer_sgl.files import skip_byte_order_mark
+from seer_sgl.files import numbered_lines
+from seer_sgl.rollout.jsonl import decoded
 from seer_sgl.sampling import NEUTRAL, Sampling
 from seer_sgl.traces.slime_dump import IMAGES, SlimeSample, is_dump, read_dump
 from seer_sgl.types import WeightSpan
@@ -60,6 +61,9 @@ class SampleLine(msgspec.Struct, kw_only=True):
     images: Any = 0
     failure: str | None = None
     sampling: dict[str, Any] = {}
+
+
+_decoder = msgspec.json.Decoder(SampleLine)
 
 
 class SampleFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,12 +103,9 @@ def _of_lines(path: Path, wanted: int, draw: random.Random, sampling: Sampling) 
 
     def keyed() -> Iterator[tuple[float, int, bytes]]:
         nonlocal total
-        with path.open("rb") as lines:
-            skip_byte_order_mark(lines)
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    total += 1
-                    yield draw.random(), number, line
+        for number, line in numbered_lines(path):
+            total += 1
+            yield draw.random(), number, line
 
     chosen = heapq.nsmallest(SPARE * wanted, keyed())
     read = (_of_line(line, f"{path}:{number}", number, sampling) for _, number, line in chosen)
@@ -130,12 +131,7 @@ def _usable(
 
 def _of_line(line: bytes, place: str, number: int, sampling: Sampling) -> RecordedSample | str:
     """Returns a sample, or why it cannot be audited. Raises ConfigError if the line is invalid."""
-    try:
-        record = msgspec.json.decode(line, type=SampleLine)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{place}: {plain(str(error))}") from error
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{place}: not JSON") from error
+    record = decoded(line, place, _decoder)
     if record.prompt_ids is None or record.response_ids is None:
         keys = msgspec.json.decode(line)
         if all(key in keys for key in VERL):

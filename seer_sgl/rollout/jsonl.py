@@ -8,7 +8,7 @@ import msgspec
 
 from seer_sgl.config import plain
 from seer_sgl.errors import ConfigError
-from seer_sgl.files import skip_byte_order_mark
+from seer_sgl.files import numbered_lines
 
 T = TypeVar("T")
 
@@ -23,22 +23,20 @@ def read_jsonl(
     """
     empty = True
     try:
-        with path.open("rb") as lines:
-            skip_byte_order_mark(lines)
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    place = f"{source}: {path}:{number}"
-                    yield place, _record(line, place, decoder)
-                    empty = False
+        for number, line in numbered_lines(path):
+            place = f"{source}: {path}:{number}"
+            yield place, decoded(line, place, decoder)
+            empty = False
     except OSError as error:
         raise ConfigError(f"{source}: {path}: {error.strerror}") from error
     if empty:
         raise ConfigError(f"{source}: {path}: no {what}")
 
 
-def _record(line: bytes, place: str, decoder: msgspec.json.Decoder[T]) -> T:
+def decoded(content: bytes, place: str, decoder: msgspec.json.Decoder[T]) -> T:
+    """Returns a JSON value of a file. Raises ConfigError, which names its `place`."""
     try:
-        return decoder.decode(line)
+        return decoder.decode(content)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{place}: {plain(str(error))}") from error
     except RecursionError as error:

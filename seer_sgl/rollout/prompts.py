@@ -25,7 +25,7 @@ from seer_sgl.config.tree import MOST_SAMPLES, Samples
 from seer_sgl.config.values import invalid_values
 from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.errors import PromptError
-from seer_sgl.files import skip_byte_order_mark
+from seer_sgl.files import numbered_lines
 from seer_sgl.sampling import NEUTRAL
 from seer_sgl.types import Prompt, Sampling, token_array
 
@@ -118,12 +118,9 @@ class PromptReader:
     def _records(self, path: Path) -> Generator[tuple[str, str, PromptRecord]]:
         """Yields (place, default id, record) for each non-empty line."""
         try:
-            with path.open("rb") as lines:
-                skip_byte_order_mark(lines)
-                for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        place = f"{path}:{number}"
-                        yield place, str(number), _decode_line(line, place)
+            for number, line in numbered_lines(path):
+                place = f"{path}:{number}"
+                yield place, str(number), _decode_line(line, place)
         except OSError as error:
             raise PromptError(f"{path}: {error.strerror}") from error
 

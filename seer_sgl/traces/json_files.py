@@ -9,17 +9,14 @@ tools/trace_timeline_viewer.py makes of a debug dump (`_build_cache_data`; attri
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from seer_sgl.bounds import Natural
-from seer_sgl.config import plain
-from seer_sgl.errors import ConfigError
+from seer_sgl.rollout.jsonl import decoded
 
 from .trace import Imported, TracedResponse
-
-T = TypeVar("T")
 
 
 class Usage(msgspec.Struct):
@@ -85,7 +82,8 @@ class Timeline(msgspec.Struct):
 
 def read_requests(path: Path, source: str) -> Imported:
     """Returns the responses of inference-perf."""
-    requests = _decoded(path, source, list[PerfRequest])
+    decoder = msgspec.json.Decoder(list[PerfRequest])
+    requests = decoded(path.read_bytes(), f"{source}: {path}", decoder)
 
     def responses() -> Iterator[TracedResponse]:
         for number, each in enumerate(requests):
@@ -113,7 +111,8 @@ def read_requests(path: Path, source: str) -> Imported:
 
 def read_timeline(path: Path, source: str) -> Imported:
     """Returns the responses of a trace timeline of slime."""
-    timeline = _decoded(path, source, Timeline)
+    decoder = msgspec.json.Decoder(Timeline)
+    timeline = decoded(path.read_bytes(), f"{source}: {path}", decoder)
 
     def responses() -> Iterator[TracedResponse]:
         for number, row in enumerate(timeline.rows):
@@ -132,12 +131,3 @@ def read_timeline(path: Path, source: str) -> Imported:
         responses=responses(),
         assumed=["Tokens of all generations of a sample are one response."],
     )
-
-
-def _decoded(path: Path, source: str, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {path}: {plain(str(error))}") from error
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{source}: {path}: not JSON") from error
