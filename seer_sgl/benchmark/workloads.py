@@ -1,6 +1,7 @@
 """The workloads of the arms: prompts drawn by a seed, or a trace with its lengths."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,8 +11,7 @@ from seer_sgl.rollout.lengths import read_records
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.sim.simulate import truth
-from seer_sgl.traces.reading import read_trace
-from seer_sgl.traces.trace import Responses
+from seer_sgl.traces.trace import Imported, Responses, TracedResponse, grouped
 from seer_sgl.types import Prompt
 
 from .config import BenchConfig
@@ -56,10 +56,7 @@ class Source:
 
 
 def _groups(path: Path, max_response_len: int) -> list[Responses]:
-    for place, record in read_records(path, "bench.workload"):
-        if record.prompt_ids is None:
-            raise ConfigError(f"{place}: prompt_ids: missing; a benchmark needs the prompts")
-    groups = read_trace(path).groups
+    groups = grouped(path.name, Imported(format="JSON lines", responses=_responses(path))).groups
     longest = max(max(group.lengths) for group in groups)
     if longest > max_response_len:
         raise ConfigError(
@@ -67,3 +64,17 @@ def _groups(path: Path, max_response_len: int) -> list[Responses]:
             f"{longest} tokens"
         )
     return groups
+
+
+def _responses(path: Path) -> Iterator[TracedResponse]:
+    for place, record in read_records(path, "bench.workload"):
+        if record.prompt_ids is None:
+            raise ConfigError(f"{place}: prompt_ids: missing; a benchmark needs the prompts")
+        for index, length in record.samples():
+            yield TracedResponse(
+                place=place,
+                length=length,
+                group=record.group_id,
+                index=index,
+                prompt_ids=record.prompt_ids,
+            )
