@@ -7,13 +7,13 @@ A JSON line is a response or a group. A CSV has the columns `group` (or `group_i
 import csv
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from seer_sgl.bounds import TokenId
 from seer_sgl.errors import ConfigError
 from seer_sgl.rollout.jsonl import read_jsonl
+from seer_sgl.rollout.lengths import Length
 
 from .trace import Imported, TracedResponse
 
@@ -21,7 +21,6 @@ COLUMNS = ("group", "length", "prompt_tokens")
 OTHER_NAMES = {"group_id": "group", "response_length": "length"}  # of columns
 LONGEST_CELL = 1 << 27  # characters: texts may stand beside the lengths
 DIGITS = 10  # of a number of tokens, at most
-Length = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
 
 class PlainLine(msgspec.Struct, kw_only=True):
