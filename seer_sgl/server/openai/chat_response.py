@@ -1,56 +1,31 @@
 """The response of `/v1/chat/completions` and the chunks of its stream. Pure."""
 
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from ..calls import Call
 from .bodies import ChatBody
 from .engines import Facts
-from .parts import (
-    TokenBytes,
-    chat_logprobs,
-    ending,
-    metadata,
-    usage,
-    usage_so_far,
-    wants_usage,
-)
+from .parts import OpenAIResponse, TokenBytes, chat_logprobs, ending, usage, usage_so_far
 
 Json = dict[str, Any]
 
 
-class ChatResponse:
-    """The response to one chat. `calls`: one per choice."""
+class ChatResponse(OpenAIResponse):
+    """The response to one chat."""
+
+    name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
 
     def __init__(
         self, chat: ChatBody, calls: Sequence[Call], facts: Facts, token_bytes: TokenBytes
     ) -> None:
+        super().__init__(chat, calls, facts, token_bytes)
         self._chat = chat
-        self._calls = calls
-        self._cached = facts.enable_cache_report
-        self._token_bytes = token_bytes
-        self._created = int(time.time())
         self._sent: dict[int, tuple[int, int]] = {}  # characters and log probabilities
-        self._usage, self._usage_always = wants_usage(chat.stream_options, facts)
-
-    def whole(self, events: list[Json]) -> Json:
-        """Returns the response of finished events.
-
-        An event may have `reasoning`, and `calls`: names of functions and their arguments.
-        """
-        first = events[0]
-        return {
-            "id": first["meta_info"]["id"],
-            "object": "chat.completion",
-            "created": self._created,
-            "model": self._chat.model,
-            "choices": [self._choice(index, event) for index, event in enumerate(events)],
-            "usage": usage(events, self._chat.n, cached=self._cached),
-            "metadata": metadata(first),
-            "seer": [event["meta_info"]["seer"] for event in events],
-        }
 
     def chunks(self, index: int, event: Json) -> Iterator[Json]:
         """Yields the chunks of a stream with what is new in a response."""
@@ -76,17 +51,8 @@ class ChatResponse:
             yield self._chunk(event, self._delta(index) | ending(event))
         if self._usage:
             chunk = self._chunk(events[-1])
-            chunk["usage"] = usage(events, self._chat.n, cached=self._cached)
+            chunk["usage"] = usage(events, self._n, cached=self._cached)
             yield chunk
-
-    def _chunk(self, event: Json, *choices: Json) -> Json:
-        return {
-            "id": event["meta_info"]["id"],
-            "object": "chat.completion.chunk",
-            "created": self._created,
-            "model": self._chat.model,
-            "choices": choices,
-        }
 
     def _delta(self, index: int, **delta: str) -> Json:
         return {
@@ -97,6 +63,7 @@ class ChatResponse:
             "matched_stop": None,
         }
 
+    @override
     def _choice(self, index: int, event: Json) -> Json:
         chat, prompt_ids = self._chat, self._calls[index].prompt_ids
         message: Json = {

@@ -1,10 +1,10 @@
 """`POST /v1/completions`, as SGLang serves it (serving_completions.py)."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from aiohttp import web
+from typing_extensions import override
 
 from ..calls import Call
 from ..generate import SESSION_HEADER, reader, replies_of
@@ -17,15 +17,7 @@ from ..streams import finished
 from .bodies import CompletionBody, read_completion
 from .engines import Engines, Facts
 from .events import stream_events
-from .parts import (
-    TokenBytes,
-    completion_logprobs,
-    ending,
-    metadata,
-    usage,
-    usage_so_far,
-    wants_usage,
-)
+from .parts import OpenAIResponse, TokenBytes, completion_logprobs, ending, usage, usage_so_far
 
 Json = dict[str, Any]
 
@@ -65,8 +57,10 @@ class Completions:
             return json_response(response.whole(await finished(answers, replies)))
 
 
-class CompletionResponse:
+class CompletionResponse(OpenAIResponse):
     """The response to one request. `prompts`: what is put before each text; empty: nothing."""
+
+    name = chunk_name = "text_completion"
 
     def __init__(
         self,
@@ -76,28 +70,10 @@ class CompletionResponse:
         prompts: Sequence[str],
         token_bytes: TokenBytes,
     ) -> None:
+        super().__init__(request, calls, facts, token_bytes)
         self._request = request
-        self._calls = calls
-        self._facts = facts
         self._prompts = prompts
-        self._token_bytes = token_bytes
-        self._created = int(time.time())
         self._sent: dict[int, tuple[int, int, int]] = {}  # characters, log probabilities, tokens
-        self._usage, self._usage_always = wants_usage(request.stream_options, facts)
-
-    def whole(self, events: list[Json]) -> Json:
-        """Returns the response of finished events."""
-        request, first = self._request, events[0]
-        return {
-            "id": first["meta_info"]["id"],
-            "object": "text_completion",
-            "created": self._created,
-            "model": request.model,
-            "choices": [self._choice(index, event) for index, event in enumerate(events)],
-            "usage": usage(events, request.n, cached=self._facts.enable_cache_report),
-            "metadata": metadata(first),
-            "seer": [event["meta_info"]["seer"] for event in events],
-        }
 
     def chunks(self, index: int, event: Json) -> Iterator[Json]:
         """Yields the chunk of a stream with what is new in a response."""
@@ -116,7 +92,7 @@ class CompletionResponse:
             choice["token_ids"] = ids[tokens:]
             if first:
                 choice["prompt_token_ids"] = self._calls[index].prompt_ids.tolist()
-        chunk = self._chunk(event, [choice])
+        chunk = self._chunk(event, choice)
         if self._usage_always:
             chunk["usage"] = usage_so_far(event, cached=False)
         yield chunk
@@ -125,21 +101,16 @@ class CompletionResponse:
         """Yields what follows the last text."""
         if not self._usage:
             return
-        chunk = self._chunk(events[-1], [])
-        total = usage(events, self._request.n, cached=self._facts.enable_cache_report)
+        chunk = self._chunk(events[-1])
+        total = usage(events, self._n, cached=self._cached)
         chunk["usage"] = {name: value for name, value in total.items() if value is not None}
         yield chunk
 
-    def _chunk(self, event: Json, choices: list[Json]) -> Json:
-        return {
-            "id": event["meta_info"]["id"],
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._request.model,
-            "choices": choices,
-            "usage": None,
-        }
+    @override
+    def _chunk(self, event: Json, *choices: Json) -> Json:
+        return super()._chunk(event, *choices) | {"usage": None}
 
+    @override
     def _choice(self, index: int, event: Json) -> Json:
         text = self._before(index) + event["text"]
         choice: Json = {"index": index, "text": text, "logprobs": None, **ending(event)}

@@ -3,15 +3,70 @@
 An event is a reply of `/generate` (meta_info.Reply).
 """
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+from ..calls import Call
+from .bodies import OpenAIBody
 from .engines import Facts
 
 Json = dict[str, Any]
 # Returns the bytes of a token; None if its text is all there is.
 TokenBytes = Callable[[int], bytes | None]
 INCOMPLETE = "\ufffd"
+
+
+class OpenAIResponse(ABC):
+    """The response to one request. `calls`: one per choice; `name`, `chunk_name`: the `object` of
+    the response, and of the chunks of its stream."""
+
+    name: ClassVar[str]
+    chunk_name: ClassVar[str]
+
+    def __init__(
+        self, body: OpenAIBody, calls: Sequence[Call], facts: Facts, token_bytes: TokenBytes
+    ) -> None:
+        self._model, self._n = body.model, body.n
+        self._calls = calls
+        self._cached = facts.enable_cache_report
+        self._token_bytes = token_bytes
+        self._created = int(time.time())
+        options = body.stream_options
+        # Whether a stream ends with the usage, and whether each event has it.
+        self._usage = facts.stream_response_default_include_usage
+        self._usage |= options is not None and bool(options.include_usage)
+        self._usage_always = options is not None and bool(options.continuous_usage_stats)
+
+    def whole(self, events: list[Json]) -> Json:
+        """Returns the response of finished events.
+
+        That of a chat may have `reasoning`, and `calls`: names of functions and their arguments.
+        """
+        first = events[0]["meta_info"]
+        choices = [self._choice(index, event) for index, event in enumerate(events)]
+        return {
+            **self._envelope(self.name, events[0], choices),
+            "usage": usage(events, self._n, cached=self._cached),
+            "metadata": {key: first[key] for key in ("weight_version", "weight_versions")},
+            "seer": [event["meta_info"]["seer"] for event in events],
+        }
+
+    def _chunk(self, event: Json, *choices: Json) -> Json:
+        return self._envelope(self.chunk_name, event, choices)
+
+    def _envelope(self, name: str, event: Json, choices: Sequence[Json]) -> Json:
+        return {
+            "id": event["meta_info"]["id"],
+            "object": name,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+
+    @abstractmethod
+    def _choice(self, index: int, event: Json) -> Json: ...
 
 
 def usage(events: Sequence[Json], n: int, *, cached: bool) -> Json:
@@ -52,20 +107,6 @@ def ending(event: Json) -> Json:
     """Returns `finish_reason` and `matched_stop` of a choice."""
     reason = event["meta_info"]["finish_reason"] or {}
     return {"finish_reason": reason.get("type"), "matched_stop": reason.get("matched")}
-
-
-def metadata(event: Json) -> Json:
-    """Returns the weight versions of a response."""
-    meta = event["meta_info"]
-    return {"weight_version": meta["weight_version"], "weight_versions": meta["weight_versions"]}
-
-
-def wants_usage(options: Any, facts: Facts) -> tuple[bool, bool]:
-    """Returns whether a stream ends with the usage, and whether each event has it."""
-    default = facts.stream_response_default_include_usage
-    if options is None:
-        return default, False
-    return bool(options.include_usage) or default, bool(options.continuous_usage_stats)
 
 
 def completion_logprobs(triples: Sequence[Any], token_bytes: TokenBytes) -> Json:
