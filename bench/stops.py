@@ -1,4 +1,4 @@
-"""Measures the cost of a stop check after every token of an accepted run (`plugin/stops.py`).
+"""Measures the cost of a stop check after every token of an accepted run (stop_conditions.py).
 
 `python -m bench.stops [--json]` reports microseconds per token of SGLang's
 `Req.update_finish_state`, on runs of RUN tokens without a stop. The arms are stock (one check per
@@ -33,7 +33,7 @@ def arms(stops: dict[str, Any]) -> dict[str, Callable[[], None]]:
     from sglang.srt.sampling.sampling_params import SamplingParams
     from sglang.srt.utils.hf_transformers.tokenizer import get_tokenizer
 
-    from seer_sgl.plugin.stops import look_after_every_token
+    from seer_sgl.plugin.stop_conditions import look_after_every_token
 
     tokenizer = get_tokenizer(str(MODEL))
     stock = Req.update_finish_state

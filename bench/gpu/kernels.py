@@ -231,7 +231,7 @@ def sampling(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
     """Yields the microseconds and the bytes of seeded draws, from logits on, by nodes."""
     from sglang.srt.layers.sampler import sampling_from_probs_torch
 
-    from seer_sgl.plugin.noise import draw_by_column
+    from seer_sgl.plugin.batch_invariant_sampling import draw_by_column
 
     for nodes in sizes.nodes:
         logits = torch.randn((nodes, sizes.words), device=device)

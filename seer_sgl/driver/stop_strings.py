@@ -3,8 +3,8 @@
 SGLang searches for a stop string in the tail of one call's output. It cannot find a stop that
 begins in one chunk and ends in the next. So the driver checks the first tokens of every later chunk
 again, with the window that an undivided call would have used (`Req._stop_match_tail_len`: the
-longest stop in tokens, plus one). The engines count those tokens (plugin/stop_windows.py); for an
-engine without the plugin, and for the events of a stream, this process does.
+longest stop in tokens, plus one). The engines count those tokens (plugin/stop_conditions.py); for
+an engine without the plugin, and for the events of a stream, this process does.
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -17,16 +17,16 @@ import msgspec
 from seer_sgl.link import contract
 
 from . import (
+    batch_invariant_sampling,
     cpu,
     image_prompts,
     kv_waits,
-    noise,
     page_hash,
     penalties,
     ports,
     prepare,
     secrets,
-    stops,
+    stop_conditions,
 )
 from .ability import Ability, lacked_by, switched_off, unresolved
 from .dp_ranks import DpRank
@@ -112,16 +112,16 @@ class Plugin:
             ),
             Ability(
                 "stops",
-                stops.hooks(),
+                stop_conditions.hooks(),
                 "The driver looks for stop strings at a chunk's boundary in a window of its own; "
                 "the engine does not draft.",
-                ["stops", "ends", "stop_windows"],
+                ["stop_conditions"],
             ),
             Ability(
                 contract.EXACT,
-                noise.hooks(),
+                batch_invariant_sampling.hooks(),
                 "A seed draws other tokens when other requests of the batch filter.",
-                ["noise"],
+                ["batch_invariant_sampling"],
                 cpu_attention,
             ),
             Ability(

@@ -1,4 +1,4 @@
-"""Runs random responses with random stop conditions through SGLang's `Req` (`test_stops.py`).
+"""Runs random responses with random stop conditions through SGLang's `Req`.
 
 It is a program of its own, because the CPU engine's switches must be set before SGLang is imported:
 `python -m tests.plugin.stop_cases COUNT MODELS` prints one JSON object of counts per model. MODELS:
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from seer_sgl.driver.stop_strings import StopRecheck
 from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.plugin import cpu
-from seer_sgl.plugin.stops import look_after_every_token
+from seer_sgl.plugin.stop_conditions import look_after_every_token
 from seer_sgl.types import ChunkReply, WeightSpan, logprob_array, token_array
 
 Update = Callable[[Any, int], None]

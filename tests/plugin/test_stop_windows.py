@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from seer_sgl.link.contract import STOP_TOKENS
-from seer_sgl.plugin.stop_windows import report_window
+from seer_sgl.plugin.stop_conditions import report_window
 
 
 def request(finished: object, stops: list[str]) -> Any:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
-from seer_sgl.plugin import noise
+from seer_sgl.plugin import batch_invariant_sampling
 
 from .probe import run_probe
 
@@ -42,14 +42,14 @@ from seer_sgl.plugin import cpu
 cpu.prepare()
 from sglang.srt.layers import sampler
 from sglang.srt.sampling.sampling_params import TOP_K_ALL
-from seer_sgl.plugin import noise
+from seer_sgl.plugin import batch_invariant_sampling
 
 stock = sampler.top_k_top_p_min_p_sampling_from_probs_torch
 kinds, columns, draws = json.loads(sys.argv[1])
 torch.manual_seed(3)
 logits = 2.0 * torch.randn(columns)
 logits[7] = logits[3]  # a tie
-hooked = partial(noise.draw_by_column, stock)
+hooked = partial(batch_invariant_sampling.draw_by_column, stock)
 
 def arguments(rows, seeds):
     probs = torch.stack([torch.softmax(logits / kinds[row][0], 0) for row in range(len(kinds))])
@@ -120,7 +120,7 @@ def noted(*args, **kwargs):
     seen.append((args, kwargs))
     return "stock"
 unseeded = (probs, top_ks, top_ps, min_ps, True, None, positions)
-answer["unseeded"] = noise.draw_by_column(noted, *unseeded)
+answer["unseeded"] = batch_invariant_sampling.draw_by_column(noted, *unseeded)
 args, kwargs = seen[0]
 answer["passed_on"] = all(a is b for a, b in zip(args, unseeded, strict=True)) and kwargs == {
     "return_filtered_probs": False}
@@ -192,5 +192,5 @@ def test_a_greedy_request_has_its_logprobs_at_temperature_1_in_every_batch() -> 
     batch = SimpleNamespace(
         temperatures=torch.tensor([[0.5], [0.5], [1.0]]), top_ks=torch.tensor([1, 2, 1])
     )
-    noise.greedy_at_temperature_one(batch)
+    batch_invariant_sampling.greedy_at_temperature_one(batch)
     assert batch.temperatures.tolist() == [[1.0], [0.5], [1.0]]

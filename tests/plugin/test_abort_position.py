@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from seer_sgl.link.contract import EXAMINED
-from seer_sgl.plugin.ends import step_ends
+from seer_sgl.plugin.stop_conditions import report_abort_position
 
 from .probe import run_probe
 
@@ -17,7 +17,7 @@ PROBE = """
 import json
 from array import array
 from types import SimpleNamespace
-from seer_sgl.plugin import cpu, stops
+from seer_sgl.plugin import cpu, stop_conditions
 cpu.prepare()
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
@@ -27,7 +27,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-for hook in stops.hooks():
+for hook in stop_conditions.hooks():
     HookRegistry.register(hook.target, hook.function, HookType(hook.kind))
 HookRegistry.apply_hooks()
 params = SamplingParams(max_new_tokens=500)
@@ -81,18 +81,18 @@ def request(tokens: int, to_finish: Any = None, finished: Any = None) -> Any:
 
 def test_an_aborted_request_reports_its_tokens_before_the_step() -> None:
     aborted = request(7, to_finish="abort")
-    step_ends(aborted, 3)
+    report_abort_position(aborted, 3)
     assert aborted.customized_info == {EXAMINED: [4] * 7}
     plain = request(7, to_finish="abort")
     plain.customized_info = {"of others": [0] * 7}
-    step_ends(plain)
+    report_abort_position(plain)
     assert plain.customized_info == {"of others": [0] * 7, EXAMINED: [6] * 7}
     early = request(0, to_finish="abort")
-    step_ends(early)
+    report_abort_position(early)
     assert early.customized_info == {EXAMINED: []}
 
 
 def test_no_other_request_reports_anything() -> None:
     for other in (request(7), request(7, to_finish="abort", finished="stop")):
-        step_ends(other, 3)
+        report_abort_position(other, 3)
         assert other.customized_info is None

@@ -3,14 +3,17 @@
 SGLang checks a whole accepted run at once: stop strings before stop tokens, strings in the order of
 their list. If two conditions match, it may choose one that plain decoding, which checks after each
 token, would never have reached. Here the conditions are checked after every token.
+
+A reply also reports what only SGLang knows, in `customized_info`, which SGLang copies into
+`meta_info`: lists with one item per output token.
 """
 
 from collections.abc import Callable
 
-from .ends import step_ends
+from seer_sgl.link.contract import EXAMINED, STOP_TOKENS
+
 from .hook import REQ, Hook
 from .sglang_types import SglReq
-from .stop_windows import report_window
 
 
 def hooks() -> list[Hook]:
@@ -33,7 +36,7 @@ def check_for_end(
     stock: Callable[[SglReq, int], None], req: SglReq, new_accepted_len: int = 1
 ) -> None:
     """Hook around `Req.update_finish_state`."""
-    step_ends(req, new_accepted_len)
+    report_abort_position(req, new_accepted_len)
     look_after_every_token(stock, req, new_accepted_len)
     report_window(req)
 
@@ -64,3 +67,32 @@ def look_after_every_token(
                 req.finished_len = len(req.output_ids)
             req.output_ids.extend(run[place + 1 :])
             return
+
+
+def report_abort_position(req: SglReq, new_accepted_len: int = 1) -> None:
+    """Before the check: stores where the last step of an aborted request began.
+
+    SGLang ends the request in this call if `to_finish` is set, without checking the tokens of the
+    step for a stop. With drafts they are several, and nothing else in the reply separates them from
+    the earlier tokens, which were all checked.
+    """
+    if req.to_finish is None or req.finished_reason is not None:
+        return
+    count = len(req.output_ids)
+    examined = max(0, count - new_accepted_len)
+    req.customized_info = {**(req.customized_info or {}), EXAMINED: [examined] * count}
+
+
+def report_window(req: SglReq) -> None:
+    """After the check: adds how many tokens SGLang counts in the longest stop string of a finished
+    request.
+
+    SGLang searches for a stop string in so many of the last tokens, plus one
+    (`Req._stop_match_tail_len`). The driver searches again at the boundary of two chunks, and must
+    take the same window.
+    """
+    params = req.sampling_params
+    if req.finished_reason is None or not params.stop_strs:
+        return
+    counts = [params.stop_str_max_len] * len(req.output_ids)
+    req.customized_info = {**(req.customized_info or {}), STOP_TOKENS: counts}
