@@ -9,25 +9,9 @@ import msgspec
 from .arms import EVERY, Arm
 from .measure import Row
 
-FIGURES = (
-    "throughput_tok_s",
-    "wall_s",
-    "tail_s",
-    "retractions",
-    "chunks",
-    "migrations",
-    "fetches",
-    "recomputed_tokens",
-    "moved_bytes",
-    "kv_peak",
-    "accept_length",
-    "drafting_cpu_s",
-    "forward_steps",
-    "prefilled_tokens",
-    "engine_cpu_s",
-    "other_cpu_s",
-    "driver_cpu_s",
-)
+# Of a row, what has no median of its own.
+APART = {"arm", "seed", "round", "samples", "response_tokens", "idle", "identical_share"}
+FIGURES = tuple(name for name in Row.__struct_fields__ if name not in APART)
 IDENTICAL = 0.99  # least share of identical samples without a warning
 KNOWN = tuple(EVERY.values())
 Figures = dict[str, Any]
