@@ -1,9 +1,11 @@
 """What the engines and the other processes count by themselves, for a rollout's report."""
 
-from typing import NamedTuple, Self
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Self
 
 from seer_sgl.engine.fleet import Fleet
-from seer_sgl.report import draft_report, processes
+from seer_sgl.processes.restarts import Restarts
+from seer_sgl.report import draft_report
 from seer_sgl.report.recorder import Recorder
 
 
@@ -18,10 +20,29 @@ class FleetFigures(NamedTuple):
         """Returns the figures so far."""
         drafters = [engine for engine in fleet.engines if engine.info.draft_tokens > 0]
         drafted = await draft_report.read(drafters, fleet.drafts)
-        return cls(drafted, processes.starts_of(fleet.restarts))
+        return cls(drafted, starts_of(fleet.restarts))
 
     async def record(self, fleet: Fleet, recorder: Recorder) -> None:
         """Gives a rollout's record the difference between these figures and those of now."""
         now = await self.of(fleet)
         recorder.drafting = draft_report.section(self.drafted, now.drafted)
-        recorder.processes = processes.section(self.starts, fleet.restarts)
+        recorder.processes = process_section(self.starts, fleet.restarts)
+
+
+def starts_of(processes: Iterable[Restarts]) -> dict[str, int]:
+    """Returns the starts of each process after its first one, by name."""
+    return {each.name: each.count for each in processes}
+
+
+def process_section(
+    before: Mapping[str, int], processes: Iterable[Restarts]
+) -> list[dict[str, Any]]:
+    """Returns the report's section `processes`. `before`: the starts before the rollout."""
+    return [
+        {
+            "name": each.name,
+            "respawns": each.count - before.get(each.name, 0),
+            "quarantine": each.quarantine,
+        }
+        for each in processes
+    ]

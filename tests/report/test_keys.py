@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from seer_sgl.processes.restarts import Incidents, Restarts
-from seer_sgl.report import processes
 from seer_sgl.report.draft_report import FleetDraftCounters, section
+from seer_sgl.rollout.fleet_figures import process_section
 from tests.rollout.fakes import fakes, rolled
 from tests.support.drafting import engine, hub
 from tools.docs.report_keys import KEYS
@@ -44,6 +44,6 @@ async def test_every_key_of_the_report_is_explained_and_no_other(tmp_path: Path)
     before = FleetDraftCounters({"e0": engine(0)}, hub(0))
     drafting = section(before, FleetDraftCounters({"e0": engine(3)}, hub(3)))
     assert drafting is not None
-    helpers = processes.section({}, [Restarts("draft hub", Incidents())])
+    helpers = process_section({}, [Restarts("draft hub", Incidents())])
     seen = set(paths({**report, "drafting": drafting, "processes": helpers, "error": None}))
     assert seen == set(KEYS)

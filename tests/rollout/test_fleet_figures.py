@@ -8,7 +8,7 @@ import pytest
 
 from seer_sgl.processes import restarts
 from seer_sgl.processes.supervisor import SupervisedProcess, supervised
-from seer_sgl.report import processes
+from seer_sgl.rollout.fleet_figures import process_section, starts_of
 from seer_sgl.timing import Timing
 from tests.support.waiting import until
 
@@ -23,10 +23,10 @@ async def test_what_dies_again_and_again_is_not_started_again_and_the_report_say
     kept: list[restarts.Restarts] = []
     try:
         async with supervised([fails, works], kept, Timing(watch_s=0.01, restart_most_s=0.02)):
-            before = processes.starts_of(kept)
+            before = starts_of(kept)
             await until(lambda: kept[0].quarantine is not None)
-            failing, working = processes.section(before, kept)
-            began_later = processes.section(processes.starts_of(kept), kept)
+            failing, working = process_section(before, kept)
+            began_later = process_section(starts_of(kept), kept)
     finally:
         await asyncio.gather(fails.stop(), works.stop())
     assert failing == {
