@@ -1,5 +1,6 @@
 """Consecutive rollouts with a weight update after each, to detect drift."""
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
@@ -11,7 +12,8 @@ import psutil
 from seer_sgl.benchmark.arms import EVERY, SEER
 from seer_sgl.benchmark.process_tree import process_tree, query_or
 from seer_sgl.benchmark.runner import Runner
-from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.client import LOAD_TIMEOUT_S, HttpEngine
+from seer_sgl.errors import EngineUnavailable
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.style import INK, OURS, PAPER, PLAIN, headline, save, styled_figure
 
@@ -75,12 +77,14 @@ async def soak(runner: Runner, rollouts: int) -> AsyncIterator[SoakRow]:
 async def reload_weights(engine: HttpEngine, version: str) -> None:
     """Reloads the model's weights from their original path, as weight version `version`.
 
-    Raises EngineUnavailable, or aiohttp's error if the engine refuses.
+    Raises EngineUnavailable, also if the engine refuses, or TimeoutError.
     """
     await engine.flush()  # SGLang flushes too, but crashes if it has to wait for the flush
     body = msgspec.json.encode({"model_path": engine.info.model_path, "weight_version": version})
-    async with engine.send("POST", "/update_weights_from_disk", body) as response:
-        response.raise_for_status()
+    path = "/update_weights_from_disk"
+    async with asyncio.timeout(LOAD_TIMEOUT_S), engine.send("POST", path, body) as response:
+        if not response.ok:
+            raise EngineUnavailable(await response.text(), engine_id=engine.info.engine_id)
 
 
 def kv_hit_share(record: Recorder) -> float | None:
