@@ -29,6 +29,12 @@ def test_pages_made_from_the_code_and_the_results_are_current() -> None:
     assert outdated() == [], "`python -m tools.docs.pages` writes them"
 
 
+def test_the_index_lists_every_page() -> None:
+    docs = ROOT / "docs"
+    listed = {(docs / link.partition("#")[0]).resolve() for link in links(docs / "index.md")}
+    assert not {*docs.rglob("*.md")} - {docs / "index.md"} - listed
+
+
 def test_the_landing_page_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
