@@ -14,10 +14,8 @@ from .sources import field_docs
 HEAD = """\
 # Configuration
 
-Every key of a config, its default and its meaning: for authors of a config. The keys of the simulator are in the [workload files](../configs/sim).
-
 A config is a YAML file with the sections below. Every key can also be set on the command line: `--set scheduling.chunk_tokens=4096`. An unknown key, a wrong type or an
-impossible value ends the command with exit status 2 and one line that names file, line and key.
+impossible value ends the command with exit status 2 and one line that names file, line and key. The keys of the simulator are in the [workload files](../configs/sim).
 """
 PLAIN: dict[type[Any], str] = {
     msgspec.inspect.DictType: "mapping",

@@ -8,8 +8,6 @@ from seer_sgl.plugin.plugin import Plugin
 HEAD = """\
 # Hooks into SGLang
 
-Where the plugin acts inside SGLang, and why: for reviewers of the plugin, and for an upgrade of SGLang.
-
 SGLang loads the plugin through its entry point `sglang.srt.plugins` and applies the hooks with its own `HookRegistry`. Nothing of SGLang is copied or patched on
 disk.
 

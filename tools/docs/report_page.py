@@ -10,7 +10,7 @@ from .sources import field_docs
 HEAD = """\
 # The report and the samples
 
-What a rollout writes, key by key: for readers of `report.json`, `Rollout.report()` or `samples.jsonl`.
+`report.json` describes a rollout as a whole, and `samples.jsonl` has one line per sample.
 """
 REPORT = """\
 ## The report
