@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tools.docs.pages import MADE, ROOT, outdated
+from tools.docs.pages import ROOT, outdated
 
 from .links import anchors, links
 
 MOST_COLUMNS = 160
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -36,14 +36,12 @@ def test_the_index_lists_every_page() -> None:
 
 
 def test_the_landing_page_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 140
 
 
 def test_prose_is_no_wider_than_a_window() -> None:
     wide = []
-    for page in sorted((ROOT / "docs").glob("*.md")):
-        if page.name in MADE:
-            continue
+    for page in PAGES:
         code = False
         for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
             code ^= line.lstrip().startswith("```")

@@ -9,13 +9,15 @@ from seer_sgl.benchmark.config import BenchSection
 from seer_sgl.config import Config, EnginesConfig, Section
 from seer_sgl.config.engines import DEFAULT_LAUNCH, LAUNCHES
 
+from .prose import wrapped
 from .sources import field_docs
 
 HEAD = """\
 # Configuration
 
-A config is a YAML file with the sections below. Every key can also be set on the command line: `--set scheduling.chunk_tokens=4096`. An unknown key, a wrong type or an
-impossible value ends the command with exit status 2 and one line that names file, line and key. The keys of the simulator are in the [workload files](../configs/sim).
+A config is a YAML file with the sections below. Every key can also be set on the command line: `--set scheduling.chunk_tokens=4096`.
+An unknown key, a wrong type or an impossible value ends the command with exit status 2 and one line that names file, line and key.
+The keys of the simulator are in the [workload files](../configs/sim).
 """
 PLAIN: dict[type[Any], str] = {
     msgspec.inspect.DictType: "mapping",
@@ -26,7 +28,8 @@ PLAIN: dict[type[Any], str] = {
 NOTES = {
     "sampling": """\
 The names are SGLang's. A line of a prompts file may replace some of them for its prompt: `"sampling": {...}`.
-Penalties, grammars and stop regexes keep state inside one SGLang request: with them requests run undivided, with one warning, and an aborted request begins again from its prompt.
+Penalties, grammars and stop regexes keep state inside one SGLang request. With them requests run undivided, with one warning, and an aborted request
+begins again from its prompt.
 Seeds act only on engines with `enable-deterministic-inference`.
 """,
     "bench": """\
@@ -44,7 +47,7 @@ def text() -> str:
 
 def _table(name: str, kind: type[Any]) -> Iterator[str]:
     yield f"## {name}\n"
-    yield f"{_about(kind)}\n"
+    yield f"{wrapped(_about(kind))}\n"
     if name in NOTES:
         yield NOTES[name]
     yield "| key | type | default | meaning |\n|---|---|---|---|"

@@ -9,10 +9,13 @@ import msgspec
 
 import seer_sgl
 
+from .prose import wrapped
+
 HEAD = """\
 # Reference
 
-All names of `seer_sgl` that a program may rely on, with their docstrings. The fields of the types that they name may be relied on too; every other name may change. How to use them: [Python](python.md).
+All names of `seer_sgl` that a program may rely on, with their docstrings.
+The fields of the types that they name may be relied on too; every other name may change. How to use them: [Python](python.md).
 """
 HIDDEN = ("wake", "ended", "fail", "over")  # for the driver and the rollout
 HANDED_OUT = (
@@ -48,7 +51,7 @@ def _section(name: str, value: Any) -> Iterator[str]:
     yield inspect.getdoc(value) or ""
     yield ""
     if _is_data(value):
-        yield f"Fields: {', '.join(f'`{field}`' for field in _fields(value))}."
+        yield wrapped(f"Fields: {', '.join(f'`{field}`' for field in _fields(value))}.")
         yield ""
     if inspect.isclass(value):
         for method, member in _members(value):

@@ -15,14 +15,16 @@ HEAD = """\
 REPORT = """\
 ## The report
 
-`DIR/report.json` is one JSON object. `Rollout.report()` returns the same object, also while the rollout runs. Counts are exact; times are seconds of the driver's clock.
+`DIR/report.json` is one JSON object. `Rollout.report()` returns the same object, also while the rollout runs.
+Counts are exact; times are seconds of the driver's clock.
 
 | key | meaning |
 |---|---|"""
 SAMPLES = """
 ## A sample
 
-`DIR/samples.jsonl` has one JSON object per line, written when the sample finishes. In Python `group.samples` has the same fields; token ids and log probabilities are `array.array`.
+`DIR/samples.jsonl` has one JSON object per line, written when the sample finishes.
+In Python `group.samples` has the same fields; token ids and log probabilities are `array.array`.
 
 | field | meaning |
 |---|---|"""
