@@ -43,7 +43,7 @@ def crashing(fields: Mapping[str, Any], engines: Sequence[EngineInfo]) -> Iterat
     prompts = _prompts(request)
     for name, count in prompts.items():
         if count == 0:
-            yield Reason(name, "a prompt without tokens" if name == "input_ids" else "no prompt")
+            yield Reason(name, "empty prompt" if name == "input_ids" else "no prompt")
     if len(set(prompts.values())) > 1:
         yield Reason(" and ".join(prompts), "different numbers of prompts")
     yield from _ids(request.input_ids or [], engines[0].vocab_size)
@@ -86,7 +86,7 @@ def _ids(ids: list[Any], vocab_size: int | None) -> Iterator[Reason]:
         yield Reason("input_ids", "token ids and lists of token ids")
         return
     if not all(each for each in ids if isinstance(each, list)):
-        yield Reason("input_ids", "a prompt without tokens")
+        yield Reason("input_ids", "empty prompt")
     for each in ids if True in nested else [ids]:
         highest = max(each, default=0)
         if vocab_size is not None and highest >= vocab_size:

@@ -44,8 +44,8 @@ def check_engines(config: FleetConfig, engines: Sequence[EngineInfo]) -> None:
             )
         if draft.scope != "none" and not info.draft_tokens:
             raise ConfigError(
-                f"draft.scope: engine {info.engine_id} ({info.url}) drafts nothing; start it with "
-                "`seer-sgl engine --fleet` and this config"
+                f"draft.scope: engine {info.engine_id} ({info.url}) has no speculative decoding; "
+                "start it with `seer-sgl engine --fleet` and this config"
             )
 
 

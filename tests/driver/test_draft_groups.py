@@ -127,5 +127,5 @@ def test_engines_that_do_not_draft_are_refused_where_drafting_is_asked_for() -> 
     config = parse({"model": {"path": "m"}, "draft": {"scope": "fleet"}})
     drafting = msgspec.structs.replace(info("a"), draft_tokens=17)
     check_engines(config.fleet, [drafting])
-    with pytest.raises(ConfigError, match=r"draft\.scope: engine b .* drafts nothing"):
+    with pytest.raises(ConfigError, match=r"draft\.scope: engine b .* has no speculative decoding"):
         check_engines(config.fleet, [drafting, info("b")])

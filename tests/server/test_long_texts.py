@@ -52,7 +52,7 @@ def test_a_text_without_any_token_is_not_read_whole() -> None:
         lengths.append(len(text))
         return token_array([])
 
-    with pytest.raises(BadRequest, match="text: a prompt without tokens"):
+    with pytest.raises(BadRequest, match="text: empty prompt"):
         text_lengths("text", "x" * 200 * LONGEST, encode, LONGEST)
     assert sum(lengths) == 200 * LONGEST
     assert max(lengths) == PIECE

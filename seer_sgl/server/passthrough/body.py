@@ -182,6 +182,6 @@ def text_lengths(
         require_possible(each, longest, name)
         length = len(each) if encode is None else len(encoded(each, encode, longest, name))
         if each and not length:
-            raise BadRequest(f"{name}: a prompt without tokens")
+            raise BadRequest(f"{name}: empty prompt")
         lengths.append(length)
     return tuple(lengths)

@@ -53,7 +53,7 @@ async def send_openai(
     if images is not None and isinstance(given.get("messages"), list):
         fields["messages"] = await _with_images(service, given["messages"], images)
     if prompt_len == 0:
-        raise BadRequest("messages: a prompt without tokens")
+        raise BadRequest("messages: empty prompt")
     if prompt_len is None and reason != "completion_template":
         prompt_len = await _prompt_len(service, given.get("prompt"), len(body))
     rid, n, prompts = given.get("rid"), given.get("n") or 1, _batch(given.get("prompt"))

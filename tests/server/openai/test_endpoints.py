@@ -150,7 +150,7 @@ async def test_a_completion_without_tokens_reaches_no_engine(
     it: Served, fake: ChatFake, prompt: str | list[str], more: Json
 ) -> None:
     status, reply = await it.post(COMPLETIONS, prompt=prompt, **more)
-    assert (status, reply["message"]) == (400, "prompt: a prompt without tokens")
+    assert (status, reply["message"]) == (400, "prompt: empty prompt")
     assert not any(path == COMPLETIONS for path, _ in fake.received)
 
 
