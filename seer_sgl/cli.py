@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .config import Config
 
-# What a command needs is imported in it: `--help` has nothing to wait for.
+# Each command imports what it needs by itself, so that `--help` is fast.
 logger = logging.getLogger(__name__)
 NEXT = "next: your own prompts with --prompts FILE, or from your trainer as in docs/python.md"
 F = TypeVar("F", bound=Callable[..., Any])

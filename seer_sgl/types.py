@@ -115,8 +115,8 @@ class ChunkReply(msgspec.Struct, kw_only=True):
 # the new tokens only. They are final.
 OnTokens = Callable[[ChunkReply], None]
 
-# Sends a request to the engine with this id as its client wrote it, and returns when the client has
-# the answer. Raises EngineError if the client has received nothing: another engine can answer.
+# Sends a request unmodified to the engine with this id, and returns when the client has the answer.
+# Raises EngineError if the client has received nothing: another engine can answer.
 SendUnread = Callable[[str], Awaitable[None]]
 
 

@@ -79,7 +79,7 @@ class Suspects:
         return released
 
     def may_join(self, slot: EngineSlot) -> bool:
-        """Returns whether the engine runs no other suspect apart."""
+        """Returns whether the engine runs no isolated suspect."""
         return slot.engine_id not in self._alone
 
     def budget(self, attempts: Attempts, tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""A response that a client wants (`Call`), and the same response on its way back (`Answer`)."""
+"""`Call`: one requested completion. `Answer`: its result, filled in as its tokens arrive."""
 
 import asyncio
 from array import array

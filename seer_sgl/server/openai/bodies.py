@@ -1,7 +1,7 @@
-"""Bodies of `/v1/completions` and `/v1/chat/completions`, and what becomes calls of them. Pure.
+"""Parses bodies of `/v1/completions` and `/v1/chat/completions` into `GenerateRequest`s. Pure.
 
-Each becomes a `GenerateRequest`, as SGLang makes a `GenerateReqInput` of it
-(entrypoints/openai/serving_completions.py and serving_chat.py).
+SGLang parses them into a `GenerateReqInput` (entrypoints/openai/serving_completions.py and
+serving_chat.py).
 """
 
 from collections.abc import Mapping
