@@ -54,7 +54,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=2.0)] = 1.0
     """Divides the logits of tokens that occurred; requests run undivided."""
     json_schema: str | None = None
-    """Grammar; requests run undivided. Likewise the next three."""
+    """Grammar; requests run undivided. So do those with the next three."""
     regex: str | None = None
     """Grammar."""
     ebnf: str | None = None

@@ -372,9 +372,9 @@ class ChunkFigures(msgspec.Struct, frozen=True):
     device: int
     """Input tokens whose KV was cached on the device."""
     host: int
-    """Likewise in the engine's host memory."""
+    """Input tokens whose KV was cached in the engine's host memory."""
     storage: int
-    """Likewise in the pool."""
+    """Input tokens whose KV was read from the pool."""
     moved_bytes: int
     """The KV of `storage`."""
     reused: int

@@ -22,11 +22,10 @@ TEXTS = [
 BANNED = {
     r"\b(became|becomes) of\b": "the state of",
     r"\bgone on with\b": "resumed",
-    r'"""Likewise\.?"""|# [Ll]ikewise\.?$': "what it means, again",
+    r"\b[Ll]ikewise\b": "what it means, again",
     r"\bcalm run\b": "fault-free run",
     r"\b[Ss]tart(s|ed|ing) again\b": "restarted",
     r"\b([Gg]o|[Gg]oes|[Ww]ent|[Gg]one) on\b": "continues",
-    r"; likewise `": "the same for",
     r"\bkeep_house\b": "housekeep",
     r'"unusual"': "the name of the field",
     r"\b[Ff]orwarded (request|call|chunk)": "passthrough",

@@ -86,7 +86,7 @@ Reward = Callable[[Sample], float]
 
 class Slime:
     """The calls of one training. `router`: `--sglang-router-ip` and port as a URL; `engine`:
-    `--rollout-external-engine-addrs`, likewise. `prompts`: token ids, in the order of the data set.
+    `--rollout-external-engine-addrs` as a URL. `prompts`: token ids, in the order of the data set.
     """
 
     def __init__(

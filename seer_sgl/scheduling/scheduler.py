@@ -50,7 +50,7 @@ class Scheduler:
     `chunk_tokens`: the token budget of a chunk. `divide` False sends every request undivided. A
     request that another chunk cannot continue is also undivided, and restarts after an abort.
     `patience_s`: a request is given up only after failures that lasted at least this long.
-    `max_engine_kills`: likewise if so many engines died while they ran it (suspects.py).
+    `max_engine_kills`: it is given up once so many engines died while they ran it (suspects.py).
     `max_inflight`: the most chunks in flight on all engines together. `store_patience_s`: the
     longest wait of a request that should move for its KV to be stored.
     """

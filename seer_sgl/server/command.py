@@ -25,7 +25,7 @@ from .service import Service
 logger = logging.getLogger(__name__)
 connections = logging.getLogger(f"{__name__}.connections")  # what aiohttp reports
 SERVER_KEY = "SEER_SGL_SERVER_KEY"  # environment variable: the bearer token of clients
-ADMIN_KEY = "SEER_SGL_ADMIN_KEY"  # likewise, of the control plane
+ADMIN_KEY = "SEER_SGL_ADMIN_KEY"  # environment variable: the bearer token of the control plane
 SHUTDOWN_S = 5.0  # for responses that are being written when the server stops
 COLLECT_AFTER = 100_000  # new objects beyond those freed; 2,000 responses are about 150,000
 

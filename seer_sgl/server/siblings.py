@@ -15,7 +15,7 @@ from .calls import Call
 # A group that gets more requests than this is closed, and a new one begins: a group keeps the
 # tokens of all its responses.
 MOST_SIBLINGS = 512
-MOST_NAMED = 2048  # likewise, for a group whose client gave its size
+MOST_NAMED = 2048  # the same limit for a group whose client gave its size
 
 
 class OpenGroup:

@@ -41,7 +41,7 @@ def lower_bound_s(responses: Sequence[Responses], config: SimConfig) -> float:
 
 class _Work(NamedTuple):
     """What the steps of one response take: `tokens` decoded, `read`: the sum of the KV tokens that
-    they read, `held`: likewise of what only this response holds."""
+    they read, `held`: the sum of those that only this response holds."""
 
     tokens: int
     read: float

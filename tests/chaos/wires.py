@@ -31,7 +31,7 @@ class Wires:
         self.link = link
         self.hub = hub
         self.http: dict[str, Proxy] = {}  # by engine id
-        self.servers: dict[str, OwnedProcess] = {}  # likewise
+        self.servers: dict[str, OwnedProcess] = {}  # by engine id
 
     def of(self, target: str) -> Proxy:
         """Returns the proxy of a fault's target (plan.py)."""

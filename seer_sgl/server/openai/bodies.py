@@ -185,7 +185,7 @@ class ChatBody(OpenAIBody, kw_only=True):
     max_tokens: int | None = None
     """Most tokens of a response. Default: what the context leaves."""
     max_completion_tokens: int | None = None
-    """Likewise; it takes precedence."""
+    """Most tokens of a response, before `max_tokens` if both are given."""
     temperature: float | None = None
     """Default of this and the next four: the model's generation config."""
     top_p: float | None = None
@@ -209,7 +209,7 @@ class ChatBody(OpenAIBody, kw_only=True):
     reasoning_effort: Any = None
     """Variable of the chat template."""
     reasoning: Any = None
-    """Likewise, in another form."""
+    """Variable of the chat template, in another form."""
     separate_reasoning: bool = True
     """Return the reasoning apart from the content, if the engines have a reasoning parser."""
     return_prompt_token_ids: bool = False
