@@ -24,7 +24,7 @@ BANNED = {
     r"\bgone on with\b": "resumed",
     r"\b[Ll]ikewise\b": "what it means, again",
     r"\bcalm run\b": "fault-free run",
-    r"\b[Ss]tart(s|ed|ing) again\b": "restarted",
+    r"\b[Ss]tart(s|ed|ing)[ _]again\b|\bstart_again\b": "restarted",
     r"\b([Gg]o|[Gg]oes|[Ww]ent|[Gg]one) on\b": "continues",
     r"\bkeep_house\b": "housekeep",
     r'"unusual"': "the name of the field",

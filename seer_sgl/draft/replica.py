@@ -103,7 +103,7 @@ class Replica:
         """
         name = wire_name(group)
         held = self._held.open(name, prompt_ids, self._now)
-        if len(held.logs) >= MAX_SEQUENCES:  # a caller uses one name for all calls: start again
+        if len(held.logs) >= MAX_SEQUENCES:  # a caller uses one name for all calls: begin anew
             self._close(held)
             held = self._held.open(name, prompt_ids, self._now)
         if not held.reported:

@@ -134,7 +134,7 @@ class EngineSupervisor:
         began = loop.time()
         restarts.started(began)
         try:
-            kept.start = await self._launcher.start_again(engine_id, kept.kv_tokens)
+            kept.start = await self._launcher.restart(engine_id, kept.kv_tokens)
             await await_ready(kept.start, self._session, self._timing)
             restarts.ready(loop.time())
             logger.info(works, engine_id, loop.time() - began)

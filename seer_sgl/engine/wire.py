@@ -230,7 +230,7 @@ class ServerInfo(msgspec.Struct):
 
     def kv_tokens(self) -> int:
         """Returns the KV capacity in tokens of an engine: of several ranks the least one, with
-        which all of them can start again."""
+        which all of them can be restarted."""
         if self.dp_size == 1:
             return self.max_total_num_tokens
         memory = (state.memory_usage for state in self.internal_states)

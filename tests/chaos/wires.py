@@ -73,8 +73,8 @@ class ProxiedLauncher(LocalLauncher):
         return await self._wires.started(await super().start(engine_id, url))
 
     @override
-    async def start_again(self, engine_id: str, kv_tokens: int) -> EngineStart:
-        return await self._wires.started(await super().start_again(engine_id, kv_tokens))
+    async def restart(self, engine_id: str, kv_tokens: int) -> EngineStart:
+        return await self._wires.started(await super().restart(engine_id, kv_tokens))
 
 
 @contextlib.asynccontextmanager

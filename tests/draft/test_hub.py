@@ -110,7 +110,7 @@ def test_who_comes_late_gets_what_it_lacks_in_messages_of_bounded_size(hub: Hub)
     assert replica == hub.of("g")
 
 
-def test_a_hub_that_starts_again_asks_for_what_it_lacks() -> None:
+def test_a_hub_that_restarts_asks_for_what_it_lacks() -> None:
     hub = Hub(PLENTY)
     hub.receive("a", opened(g={0: 3, 1: 2}))
     assert taken(hub, "a") == [Want({"g": {0: 0, 1: 0}})]

@@ -216,7 +216,7 @@ async def test_tokens_of_watched_requests_come_once_and_are_final(incremental: b
     assert sum(not call.get("stream") for call in fake.seen) > 4
 
 
-async def test_a_watched_request_keeps_nothing_of_an_engine_started_again_unnoticed() -> None:
+async def test_a_watched_request_keeps_nothing_of_an_engine_restarted_unnoticed() -> None:
     events, first, second = Events(), FakeSGLang(delay_s=0.01), FakeSGLang()
     async with staged(first, second, joined=1) as stage:
         (group,) = stage.groups(1, n=1)

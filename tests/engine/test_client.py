@@ -521,7 +521,7 @@ async def generate(engine: HttpEngine) -> None:
     assert (await engine.generate(chunk_of(make_group(n=1).requests[0]))).ids
 
 
-async def test_an_engine_that_was_started_again_is_known_by_its_new_name() -> None:
+async def test_an_engine_that_was_restarted_is_known_by_its_new_name() -> None:
     fake = FakeSGLang(plugin=pooled("first"))
     async with joined(fake) as engine:
         fake.plugin = pooled("second")
@@ -531,7 +531,7 @@ async def test_an_engine_that_was_started_again_is_known_by_its_new_name() -> No
         assert "came back with another pool" in str(await engine.problem())
 
 
-def start_again(fake: FakeSGLang, weights: str = "w1") -> None:
+def restart(fake: FakeSGLang, weights: str = "w1") -> None:
     fake.startup_s += 1
     if fake.plugin is not None:
         fake.plugin = pooled("second", weights=weights)
@@ -539,14 +539,14 @@ def start_again(fake: FakeSGLang, weights: str = "w1") -> None:
 
 @pytest.mark.parametrize("plugin", [None, pooled("first")], ids=["stock", "plugin"])
 @pytest.mark.parametrize("shown_by", [generate, HttpEngine.load, HttpEngine.problem])
-async def test_an_engine_started_again_must_have_the_weights_of_the_first_sign_of_an_update(
+async def test_an_engine_restarted_must_have_the_weights_of_the_first_sign_of_an_update(
     plugin: dict[str, Any] | None, shown_by: Callable[[HttpEngine], Awaitable[object]]
 ) -> None:
     fake = FakeSGLang(plugin=plugin)
     async with joined(fake, timing=ALWAYS) as engine:
         fake.weight_version = "v2"
         await shown_by(engine)
-        start_again(fake)
+        restart(fake)
         fake.weight_version = "v1"
         assert "weight_version (v1, not v2)" in str(await engine.problem())
         fake.weight_version = "v2"
@@ -554,13 +554,13 @@ async def test_an_engine_started_again_must_have_the_weights_of_the_first_sign_o
 
 
 @pytest.mark.parametrize("plugin", [None, pooled("first")], ids=["stock", "plugin"])
-async def test_an_engine_started_again_unnoticed_is_unavailable_until_it_is_compared(
+async def test_an_engine_restarted_unnoticed_is_unavailable_until_it_is_compared(
     plugin: dict[str, Any] | None,
 ) -> None:
     fake = FakeSGLang(plugin=plugin)
     async with joined(fake, timing=ALWAYS) as engine:
         await generate(engine)
-        start_again(fake)
+        restart(fake)
         fake.weight_version = "v0"
         with pytest.raises(EngineUnavailable, match="restarted"):
             await engine.generate(chunk_of(make_group(n=1).requests[0]))
@@ -571,7 +571,7 @@ async def test_an_engine_started_again_unnoticed_is_unavailable_until_it_is_comp
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["cumulative", "incremental"])
 @pytest.mark.parametrize("plugin", [None, pooled("first")], ids=["stock", "plugin"])
-async def test_a_stream_of_an_engine_started_again_unnoticed_yields_no_tokens(
+async def test_a_stream_of_an_engine_restarted_unnoticed_yields_no_tokens(
     plugin: dict[str, Any] | None, incremental: bool
 ) -> None:
     fake = FakeSGLang(plugin=plugin, incremental=incremental)
@@ -585,23 +585,23 @@ async def test_a_stream_of_an_engine_started_again_unnoticed_yields_no_tokens(
         await engine.generate(chunk_of(request), streamed.append)
         assert engine.info.weight_version == "v2", "updated without a restart"
         streamed.clear()
-        start_again(fake)
+        restart(fake)
         fake.weight_version = "v0"
         with pytest.raises(EngineUnavailable, match="restarted"):
             await engine.generate(chunk_of(request), streamed.append)
         assert streamed == []
 
 
-async def test_weights_updated_without_a_name_are_missed_in_an_engine_started_again() -> None:
+async def test_weights_updated_without_a_name_are_missed_in_an_engine_restarted() -> None:
     fake = FakeSGLang(plugin=pooled("first", weights="w1"))
     async with joined(fake, timing=ALWAYS) as engine:
         fake.plugin = pooled("first", weights="w2")
         await engine.load()
         assert engine.info.weights == "w2"
-        start_again(fake, "w1")
+        restart(fake, "w1")
         problem = str(await engine.problem())
         assert "another weights under the same weight_version (v1)" in problem
-        start_again(fake, "w2")
+        restart(fake, "w2")
         assert await engine.problem() is None
 
 
@@ -610,7 +610,7 @@ async def test_a_living_engine_may_be_updated_from_another_folder() -> None:
     async with joined(fake, timing=ALWAYS) as engine:
         fake.model_path = "step-1"
         assert await engine.problem() is None
-        start_again(fake)
+        restart(fake)
         fake.model_path = "fake"
         assert "another model_path" in str(await engine.problem())
 

@@ -57,7 +57,7 @@ async def test_each_rank_is_described_as_an_engine_in_any_order_of_the_reply() -
     assert [info.instance for info in infos] == ["i.dp0", "i.dp1"]
     assert [info.ranks for info in infos] == [8, 0], "a trainer counts the ranks of a server once"
     capacities = {info.max_total_num_tokens for info in infos}
-    assert capacities == {100_000 - 1}, "the least one, with which both can start again"
+    assert capacities == {100_000 - 1}, "the least one, with which both can be restarted"
 
 
 async def test_a_server_of_one_rank_keeps_its_names() -> None:

@@ -46,7 +46,7 @@ class InRoom(LocalLauncher):
         return await super().start(engine_id, url)
 
     @override
-    async def start_again(self, engine_id: str, kv_tokens: int) -> EngineStart:
+    async def restart(self, engine_id: str, kv_tokens: int) -> EngineStart:
         await self.stop(engine_id)
         self.room.waiting.add(engine_id)
         await until(lambda: engine_id in self.room.engine_ids)

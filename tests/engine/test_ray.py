@@ -58,7 +58,7 @@ def names(log_lines: list[str], beginning: str, end: str = "") -> list[str]:
     return [line.split()[1].rstrip(":") for line in found]
 
 
-async def test_a_server_of_ray_that_dies_is_started_again_and_ends_with_the_fleet(
+async def test_a_server_of_ray_that_dies_is_restarted_and_ends_with_the_fleet(
     cluster: Nodes, model: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
     starts = tmp_path / "starts"

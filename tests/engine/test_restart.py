@@ -57,7 +57,7 @@ async def struck(
     return report
 
 
-async def test_a_killed_engine_is_started_again_and_serves_and_no_sample_changes(
+async def test_a_killed_engine_is_restarted_and_serves_and_no_sample_changes(
     model: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
     starts = tmp_path / "starts"
@@ -75,7 +75,7 @@ async def test_a_killed_engine_is_started_again_and_serves_and_no_sample_changes
     assert "loading weights" in (tmp_path / "logs" / "e1.1.log").read_text()
 
 
-async def test_an_engine_that_hangs_for_good_is_started_again(
+async def test_an_engine_that_hangs_for_good_is_restarted(
     model: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
     starts = tmp_path / "starts"
@@ -87,7 +87,7 @@ async def test_an_engine_that_hangs_for_good_is_started_again(
     assert any(line.startswith(again) for line in log_lines)
 
 
-async def test_an_engine_whose_kv_pool_broke_ends_its_chunks_and_is_started_again(
+async def test_an_engine_whose_kv_pool_broke_ends_its_chunks_and_is_restarted(
     model: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
     starts = tmp_path / "starts"
@@ -154,7 +154,7 @@ async def test_the_rollout_ends_with_the_reason_when_no_engine_can_come_back(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_an_engine_started_again_loads_the_weights_of_the_last_update_from_disk(
+async def test_an_engine_restarted_loads_the_weights_of_the_last_update_from_disk(
     model: Path, tmp_path: Path, log_lines: list[str], count: int
 ) -> None:
     starts, newer = tmp_path / "starts", weights_folder(tmp_path / "newer", "the second")
@@ -237,7 +237,7 @@ async def test_engines_that_all_die_at_once_again_and_again_are_not_quarantined(
         check(await all_groups(rollout))
 
 
-async def test_an_engine_removed_while_it_starts_again_leaves_nothing(
+async def test_an_engine_removed_while_it_restarts_leaves_nothing(
     model: Path, tmp_path: Path
 ) -> None:
     starts = tmp_path / "starts"

@@ -36,7 +36,7 @@ async def hub_on(port: int, token: str = "secret") -> AsyncIterator[LinkServer]:
         yield server
 
 
-async def test_engines_come_back_to_a_hub_that_starts_again_and_lose_nothing() -> None:
+async def test_engines_come_back_to_a_hub_that_restarts_and_lose_nothing() -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/link"
     async with engine(url, "secret", "one") as one, engine(url, "secret", "two") as two:
@@ -50,7 +50,7 @@ async def test_engines_come_back_to_a_hub_that_starts_again_and_lose_nothing() -
             two.step()
 
 
-async def test_a_driver_speaks_to_a_distant_hub_again_after_it_started_again() -> None:
+async def test_a_driver_speaks_to_a_distant_hub_again_after_it_restarted() -> None:
     port = free_port()
     async with hub_client(f"http://127.0.0.1:{port}/link", "secret") as distant:
         distant.load("g", 8, array("i", [1, 2]))
@@ -82,7 +82,7 @@ async def test_a_hub_that_is_started_ends_with_its_block_and_is_on_loopback(tmp_
     assert not hubs()
 
 
-async def test_a_hub_that_dies_is_started_again_and_what_is_decoded_is_shared_again(
+async def test_a_hub_that_dies_is_restarted_and_what_is_decoded_is_shared_again(
     tmp_path: Path, log_lines: list[str]
 ) -> None:
     async with start_hubs(DraftConfig(memory="1mb"), tmp_path, "secret") as url:

@@ -258,7 +258,7 @@ async def test_forget_reaches_every_rank_of_its_engine_and_no_other(server: Link
     assert other.received == [Forget("g.1", 0)]
 
 
-async def test_an_engine_that_starts_again_takes_over_from_its_dead_socket(
+async def test_an_engine_that_restarts_takes_over_from_its_dead_socket(
     server: LinkServer, received: Received
 ) -> None:
     hello = Hello(messages.PROTOCOL, "one", 0, 1)

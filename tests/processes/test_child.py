@@ -187,7 +187,7 @@ async def test_a_child_that_ends_while_it_is_being_ended_is_no_error(
 
 
 @pytest.mark.process
-async def test_a_process_that_cannot_be_started_again_is_tried_again(
+async def test_a_process_that_cannot_be_restarted_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = OwnedProcess.start

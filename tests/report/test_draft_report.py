@@ -75,7 +75,7 @@ def test_an_engine_that_was_away_or_is_of_another_version_is_left_out(
     assert (drafting["verified_steps"], drafting["hub"]) == ({"3": 2}, None)
 
 
-def test_whoever_started_again_counts_from_there() -> None:
+def test_whoever_restarted_counts_from_there() -> None:
     drafting = section(
         FleetDraftCounters({"a": engine(100)}, hub(100)),
         FleetDraftCounters({"a": engine(2, "j")}, hub(20, "later")),

@@ -14,7 +14,7 @@ from tests.support.waiting import until
 
 
 @pytest.mark.process
-async def test_what_dies_again_and_again_is_not_started_again_and_the_report_says_why(
+async def test_what_dies_again_and_again_is_not_restarted_and_the_report_says_why(
     tmp_path: Path,
 ) -> None:
     fails = SupervisedProcess("fails", ["sh", "-c", "exit 3"], tmp_path / "fails.log", os.environ)

@@ -323,7 +323,7 @@ async def test_a_request_of_an_engines_own_session_waits_for_the_end_of_a_hold()
         assert (await request)["output_ids"]
 
 
-async def test_an_engine_started_again_before_an_update_has_no_memory_to_resume(
+async def test_an_engine_restarted_before_an_update_has_no_memory_to_resume(
     it: Served, fakes: Fakes
 ) -> None:
     assert (await it.post("/release_memory_occupation", tags=["kv_cache"]))[0] == 200

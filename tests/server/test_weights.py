@@ -134,7 +134,7 @@ async def test_an_update_without_a_version_keeps_the_name_and_forgets_the_kv() -
         await until(lambda: it.service.serves("e1"))
 
 
-async def test_a_name_does_not_bring_an_engine_back_that_was_started_again() -> None:
+async def test_a_name_does_not_bring_an_engine_back_that_was_restarted() -> None:
     fakes = two()
     async with served(*fakes, timing=OFTEN_READ) as it:
         assert (await it.post(DISK, model_path="new"))[0] == 200

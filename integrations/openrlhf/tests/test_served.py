@@ -112,7 +112,7 @@ def test_a_server_that_is_killed_during_the_block_is_reported(
     )
 
 
-def test_a_server_that_is_killed_is_started_again_at_its_url(
+def test_a_server_that_is_killed_is_restarted_at_its_url(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PAUSES, (0.0,))

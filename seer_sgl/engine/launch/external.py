@@ -20,7 +20,7 @@ class ExternalLauncher(Launcher):
         return EngineStart(engine_id, url.rstrip("/"), self._timeout_s)
 
     @override
-    async def start_again(self, engine_id: str, kv_tokens: int) -> EngineStart:
+    async def restart(self, engine_id: str, kv_tokens: int) -> EngineStart:
         raise ConfigError("engines.launch: external starts no engines")
 
     @override

@@ -54,7 +54,7 @@ class EngineStart(NamedTuple):
 class Launcher(Protocol):
     """Starts or joins engines, and ends the servers that it started.
 
-    `start`, `start_again` and `stop` may be called at any time and concurrently. `aclose` ends
+    `start`, `restart` and `stop` may be called at any time and concurrently. `aclose` ends
     every remaining server, also after a failed or cancelled start.
     """
 
@@ -66,8 +66,8 @@ class Launcher(Protocol):
         if the engine is stopped meanwhile.
         """
 
-    async def start_again(self, engine_id: str, kv_tokens: int) -> EngineStart:
-        """Starts the server of an engine again that has ended; does not wait until it is ready.
+    async def restart(self, engine_id: str, kv_tokens: int) -> EngineStart:
+        """Restarts the server of an engine that has ended; does not wait until it is ready.
 
         It waits until there is room for the server. kv_tokens: the KV capacity that it had and is
         to have. Raises like `start`.

@@ -63,7 +63,7 @@ class LocalLauncher(Launcher):
         return await self._started(engine_id)
 
     @override
-    async def start_again(self, engine_id: str, kv_tokens: int) -> EngineStart:
+    async def restart(self, engine_id: str, kv_tokens: int) -> EngineStart:
         process = self._processes.get(engine_id)
         if process is not None:
             await process.stop()  # what it has left

@@ -58,7 +58,7 @@ class RayLauncher(Launcher):
         return await self._started(engine_id)
 
     @override
-    async def start_again(self, engine_id: str, kv_tokens: int) -> EngineStart:
+    async def restart(self, engine_id: str, kv_tokens: int) -> EngineStart:
         await self._leave(engine_id)
         if engine_id not in self._wanted:
             raise EngineStartError(f"engine {engine_id} was stopped")

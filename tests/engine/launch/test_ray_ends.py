@@ -98,7 +98,7 @@ async def test_a_room_is_freed_although_the_call_that_leaves_it_is_cancelled(
     launcher = ray_launch.RayLauncher(None, {"GPU": 1}, tmp_path, 1.0)  # type: ignore[arg-type]
     launcher._wanted.add("e0")
     launcher._rooms["e0"] = ray_launch._Room({"GPU": 1})
-    restart = asyncio.create_task(launcher.start_again("e0", 100))
+    restart = asyncio.create_task(launcher.restart("e0", 100))
     await host.stopping.wait()
     restart.cancel()
     await asyncio.wait({restart})
