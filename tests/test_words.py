@@ -11,10 +11,13 @@ ROOT = Path(__file__).parent.parent
 TEXTS = [
     *(ROOT / "seer_sgl").rglob("*.py"),
     *(ROOT / "seer_sgl").rglob("*.js"),
+    *(ROOT / "seer_sgl").rglob("*.html"),
     *(ROOT / "integrations").rglob("*.py"),
+    *(ROOT / "integrations").rglob("*.md"),
     *(ROOT / "bench").rglob("*.py"),
     *(ROOT / "examples").rglob("*.py"),
-    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "configs").rglob("*.yaml"),
+    *(ROOT / "docs").rglob("*.md"),
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
 ]
