@@ -38,6 +38,14 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     # The longest wait of a request that should move for its KV to be stored; usually 4 to 30 ms.
     store_patience_s: float = 1.0
 
+    # The KV pool.
+    # Until a process of Mooncake, or one that is already running, answers: a busy machine is slow.
+    pool_start_s: float = 60.0
+    # A read of KV that takes longer than this, and a second per 1,024 tokens, ends; what it has
+    # not brought is computed. The time begins when SGLang receives the request: reads are one after
+    # the other, so most of it is the queue of reads.
+    pool_read_s: float = 3.0
+
     # How long a block of the journal gathers records. Twenty syncs per second cost little, and a
     # killed driver loses no older chunk, unless the disk is slower.
     journal_gather_s: float = 0.05
@@ -48,7 +56,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     control_timeout_s: float = 10.0  # a reply to anything but /generate
     abort_timeout_s: float = 2.0
     flush_s: float = 30.0  # an engine waits so long for running requests before it drops its KV
-    draft_read_s: float = 10.0  # the counters of drafts, at both ends of a rollout
+    draft_read_s: float = 10.0  # counters of engines and hubs, at both ends of a rollout
 
     # The fleet and the processes that it starts.
     join_timeout_s: float = 10.0  # the server is up; this only covers a short network failure

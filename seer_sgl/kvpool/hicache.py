@@ -29,11 +29,7 @@ NAMESPACE = "SEER_SGL_POOL_NAMESPACE"  # keeps the fleets that share a pool apar
 GPU_HOST_RATIO = 1.1
 CPU_HOST_RATIO = 2.0
 
-# A read of KV that takes longer than READ_BASE_S + READ_S_PER_KI_TOKEN per 1,024 tokens ends, and
-# what it has not brought is computed. The time begins when SGLang receives the request: reads are
-# one after the other, so most of it is the queue of reads.
-READ_BASE_S = 3.0
-READ_S_PER_KI_TOKEN = 1.0
+READ_S_PER_KI_TOKEN = 1.0  # beside `Timing.pool_read_s`
 
 
 class Pool(msgspec.Struct, frozen=True):
@@ -42,6 +38,7 @@ class Pool(msgspec.Struct, frozen=True):
     config: KvPoolConfig
     master: str | None = None
     namespace: str = ""
+    read_s: float = DEFAULT.pool_read_s
 
     def flags(self, gpu: bool) -> dict[str, FlagValue]:
         """Returns the SGLang flags of one engine, with or without a GPU; none without a pool.
@@ -55,7 +52,7 @@ class Pool(msgspec.Struct, frozen=True):
             return {}
         extra: dict[str, Any] = {
             "prefetch_threshold": config.page_size,
-            "prefetch_timeout_base": READ_BASE_S,
+            "prefetch_timeout_base": self.read_s,
             "prefetch_timeout_per_ki_token": READ_S_PER_KI_TOKEN,
         }
         if config.backend == "mooncake":
@@ -106,15 +103,16 @@ async def open_pool(
     `all_restarts`: as in `supervised`. Raises ConfigError if the pool cannot be used as
     configured, PoolError if it does not start.
     """
-    namespace = config.namespace or secrets.token_hex(4)
+    namespace, read_s = config.namespace or secrets.token_hex(4), timing.pool_read_s
     if config.backend == "none":
-        yield Pool(config, None, namespace)
+        yield Pool(config, None, namespace, read_s)
     elif config.backend == "file":
         with _folder(config, log_dir) as directory:
-            yield Pool(with_values(config, {"directory": directory}), None, namespace)
+            config = with_values(config, {"directory": directory})
+            yield Pool(config, None, namespace, read_s)
     else:
         async with open_mooncake(config, log_dir, machines, all_restarts, timing) as master:
-            yield Pool(config, master, namespace)
+            yield Pool(config, master, namespace, read_s)
 
 
 @contextlib.contextmanager

@@ -24,9 +24,7 @@ from .node import MOUNTED, P2P
 from .packages import load_problem
 
 logger = logging.getLogger(__name__)
-START_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 5.0
-PROBE_TIMEOUT_S = 10.0
 PROBE_BUFFER_BYTES = 1 << 24
 POLL_S = 0.1
 STORE_VARIABLES = {"MC_LOG_LEVEL": "WARNING"}  # of Mooncake's processes
@@ -79,17 +77,17 @@ async def open_mooncake(
     elif (why := loopback.refusal()) is not None:
         raise ConfigError(f"kv_pool.backend: mooncake: {why}; {WITHOUT_LOOPBACK}")
     if config.master is not None:
-        await _require_master(config, config.master, log_dir)
+        await _require_master(config, config.master, log_dir, timing.pool_start_s)
         yield config.master
         return
-    starting = _started(config, log_dir, machines or Machines())
+    starting = _started(config, log_dir, machines or Machines(), timing.pool_start_s)
     async with starting as (address, processes), supervised(processes, all_restarts, timing):
         yield address
 
 
 @contextlib.asynccontextmanager
 async def _started(
-    config: KvPoolConfig, log_dir: Path, machines: Machines
+    config: KvPoolConfig, log_dir: Path, machines: Machines, start_s: float
 ) -> AsyncIterator[tuple[str, Sequence[Supervised]]]:
     """Yields the address of a new master, and the master and its stores."""
     host, environment = machines.host, port_environment(config)
@@ -105,11 +103,11 @@ async def _started(
     stores = [store(index) for index in range(config.stores)]
     try:
         await master.start()
-        await _until(lambda: _answers(address), master)
+        await _until(lambda: _answers(address), master, start_s)
         for node in stores:
             await node.start()
         for node in stores:
-            await _until(node.mounted, node)
+            await _until(node.mounted, node, start_s)
         logger.info(
             "KV pool: Mooncake master at %s, %d x %s", address, config.stores, config.memory
         )
@@ -195,7 +193,9 @@ async def _answers(address: str) -> bool:
     return True
 
 
-async def _require_master(config: KvPoolConfig, address: str, log_dir: Path) -> None:
+async def _require_master(
+    config: KvPoolConfig, address: str, log_dir: Path, within_s: float
+) -> None:
     if not await _answers(address):
         raise ConfigError(f"kv_pool.master: nothing answers at {address}")
     settings = _client_settings(config, address) | {
@@ -205,22 +205,22 @@ async def _require_master(config: KvPoolConfig, address: str, log_dir: Path) -> 
     node = _Node("probe", settings, log_dir, environment=port_environment(config))
     await node.start()
     try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
+        async with asyncio.timeout(within_s):
             status = await node.wait()
             why = node.last_line()
     except TimeoutError:
-        status, why = 1, f"no Mooncake master in {PROBE_TIMEOUT_S:g} s"
+        status, why = 1, f"no Mooncake master in {within_s:g} s"
     finally:
         await node.stop()
     if status != 0:
         raise ConfigError(f"kv_pool.master: {address}: {why}")
 
 
-async def _until(done: Callable[[], Any], node: StoreNode) -> None:
+async def _until(done: Callable[[], Any], node: StoreNode, within_s: float) -> None:
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + START_TIMEOUT_S
+    deadline = loop.time() + within_s
     while not await done():
         if node.ended or loop.time() > deadline:
-            why = node.exit_reason() or f"not ready after {START_TIMEOUT_S:g} s"
+            why = node.exit_reason() or f"not ready after {within_s:g} s"
             raise PoolError(f"{node.name}: {why}; its end:\n{node.log_tail()}")
         await asyncio.sleep(POLL_S)

@@ -29,7 +29,6 @@ from .drafthub import FACTS
 from .hubserver import READY
 from .server import link_url
 
-FACTS_TIMEOUT_S = 2.0
 FACTS_BYTES = 1 << 20  # of a hub's counters
 START_TIMEOUT_S = 60.0
 POLL_S = 0.05
@@ -59,6 +58,7 @@ class HubClient(DraftSink):
     def __init__(self, url: str, token: str, timing: Timing = DEFAULT) -> None:
         self.url = url
         self._loaded: dict[str, list[tuple[int, array[int]]]] = {}  # by group
+        self._timeout = aiohttp.ClientTimeout(total=timing.draft_read_s)
         self._headers = {"Authorization": f"Bearer {token}"}
         hello = messages.Hello(messages.PROTOCOL, f"driver-{secrets.token_hex(4)}", 0, 1)
         self._links = [Link(each, token, hello, timing) for each in url.split(",")]
@@ -77,9 +77,8 @@ class HubClient(DraftSink):
 
     @override
     async def facts(self) -> dict[str, Any] | None:
-        timeout = aiohttp.ClientTimeout(total=FACTS_TIMEOUT_S)
         async with aiohttp.ClientSession(
-            headers=self._headers, timeout=timeout, auto_decompress=False
+            headers=self._headers, timeout=self._timeout, auto_decompress=False
         ) as session:
             counted = await asyncio.gather(*(_facts(session, url) for url in self.url.split(",")))
         if None in counted:

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from seer_sgl.kvpool import mooncake
-from seer_sgl.link import hub
 from seer_sgl.link.hubserver import READY
 from seer_sgl.processes import shared_memory
 from seer_sgl.processes.child import free_port
@@ -80,16 +78,6 @@ def start() -> Iterator["Start"]:
 @pytest.fixture(scope="session", autouse=True)
 def counted(counted_starts: None) -> None:
     """Counts the engines that are started (tests/support/engine_starts.py)."""
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Increases the driver's time limits, because a busy machine is slow."""
-    for module, name in (
-        (hub, "FACTS_TIMEOUT_S"),
-        (mooncake, "PROBE_TIMEOUT_S"),
-    ):
-        monkeypatch.setattr(module, name, 60.0)
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,7 @@ from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ChunkRecalled
-from seer_sgl.kvpool import hicache
-from seer_sgl.timing import DEFAULT, Timing
+from seer_sgl.timing import Timing
 from seer_sgl.types import Chunk, ChunkResult
 from tests.e2e.compare import Samples, assert_identical, rolled
 from tests.e2e.pools import local, pooled
@@ -122,9 +121,9 @@ async def test_reads_that_never_return_cost_chunks_and_no_sample(
     log_lines: list[str],
 ) -> None:
     """The engine's own time limits are off, so the driver has to find requests that wait for KV."""
-    monkeypatch.setattr(hicache, "READ_BASE_S", NEVER_S)
+    timing = Timing(pool_read_s=NEVER_S)
     faults, moves = Faults(tmp_path / "faults", stuck_s=NEVER_S), Moves()
-    async with pool_of(backend, faults, monkeypatch, tmp_path / "logs", DEFAULT) as rollout:
+    async with pool_of(backend, faults, monkeypatch, tmp_path / "logs", timing) as rollout:
         calm, report = await rolled(rollout, PROMPTS)
         assert_identical(whole[0], calm)
         assert report["fetches"] > 0
@@ -138,7 +137,7 @@ async def test_reads_that_never_return_cost_chunks_and_no_sample(
     assert len(lost) == report["lost_chunks"]
     assert all(chunk.reads for chunk in lost), "the next chunks read nothing, and do not wait"
     (engine,) = (each for each in report["engines"] if each["engine_id"] == name)
-    assert engine["kv_wait_s"] >= DEFAULT.kv_least_s
+    assert engine["kv_wait_s"] >= timing.kv_least_s
     assert not all(chunk.reads for chunk in moves.sent_chunks if chunk.engine_id == name)
     assert all(chunk.reads for chunk in moves.sent_chunks if chunk.engine_id != name)
     assert all(len(each["states"]) == 1 for each in report["engines"]), "healthy all the time"

@@ -13,9 +13,10 @@ from seer_sgl.kvpool import hicache
 from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE, Pool, open_pool
 from seer_sgl.processes import loopback
 from seer_sgl.processes.child import own_address
+from seer_sgl.timing import DEFAULT, Timing
 
 READS = {
-    "prefetch_timeout_base": hicache.READ_BASE_S,
+    "prefetch_timeout_base": DEFAULT.pool_read_s,
     "prefetch_timeout_per_ki_token": hicache.READ_S_PER_KI_TOKEN,
 }
 
@@ -100,8 +101,10 @@ async def test_a_file_pool_makes_its_folder_and_tells_the_engines(tmp_path: Path
     folder = tmp_path / "deep" / "pages"
     config = KvPoolConfig(backend="file", directory=str(folder))
     for _ in range(2):  # the second time the folder exists
-        async with open_pool(config, tmp_path / "logs") as pool:
+        timing = Timing(pool_read_s=9.0)
+        async with open_pool(config, tmp_path / "logs", timing=timing) as pool:
             assert folder.is_dir()
+            assert extra_of(pool)["prefetch_timeout_base"] == 9.0
             assert pool.environment() == {FILE_DIRECTORY: str(folder), NAMESPACE: pool.namespace}
             assert pool.master is None
     assert folder.is_dir(), "the stored pages outlive the pool"

@@ -21,6 +21,7 @@ from seer_sgl.kvpool.mooncake import Machines, StoreNode, open_mooncake
 from seer_sgl.processes import loopback
 from seer_sgl.processes.child import free_port
 from seer_sgl.processes.supervisor import SupervisedProcess
+from seer_sgl.timing import Timing
 from tests.listening import listeners
 from tests.logs import logged
 from tests.support.processes import command_of, lives
@@ -270,15 +271,13 @@ class EndedStore(SupervisedProcess, StoreNode):
         return False
 
 
-async def test_a_store_that_ends_in_its_start_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mooncake, "START_TIMEOUT_S", 1e9)
-
+async def test_a_store_that_ends_in_its_start_is_not_waited_for(tmp_path: Path) -> None:
     def store(index: int, *_: Any) -> StoreNode:
         command = [sys.executable, "-c", "raise SystemExit('no memory')"]
         return EndedStore(f"store {index}", command, tmp_path / "store.log", dict(os.environ))
 
     with pytest.raises(PoolError, match=r"^store 0: .* ended with status 1(?s:.*)no memory"):
-        async with asyncio.timeout(60), open_mooncake(config(), tmp_path, Machines(store=store)):
+        endless = Timing(pool_start_s=1e9)
+        opening = open_mooncake(config(), tmp_path, Machines(store=store), timing=endless)
+        async with asyncio.timeout(60), opening:
             pass
