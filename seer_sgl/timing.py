@@ -76,7 +76,13 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     pool_longest_wait_s: float = 2.5
     pool_rates_s: float = 2.0  # between two reports of the measured rates
 
+    # Images of prompts.
+    fetch_s: float = 10.0  # the whole answer of an address
+
     # Commands.
+    # One call of an audit, and as much more per 6,000 tokens of input and output.
+    audit_call_s: float = 600.0
+    compare_least_s: float = 60.0  # the shortest limit of the plain rollout of `--compare`
     progress_s: float = 0.5  # between two pictures of the progress on a terminal
     progress_line_s: float = 5.0  # between two lines of it elsewhere
     # After a signal; an event loop that is not blocked reacts much sooner.

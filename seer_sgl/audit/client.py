@@ -19,15 +19,13 @@ from seer_sgl.engine.session import LateBody, read_body, requested
 from seer_sgl.errors import BadReply, EngineStartError, EngineUnavailable, RequestRejected
 from seer_sgl.link.contract import Natural, PluginReport
 from seer_sgl.sampling import NEUTRAL
+from seer_sgl.timing import DEFAULT, Timing
 
 from .recorded import F64, LEAST, RecordedSample
 from .served import ServedModel
 
 CONTROL_S = 30.0
-FLUSH_S = 30.0  # in which SGLang lets its requests end
-FLUSH_CALL_S = 60.0
-GENERATE_S = 600.0  # of one call, and so much more per token of input and output:
-TOKEN_S = 0.1
+TOKENS = 6000  # of a call that may take twice `Timing.audit_call_s`
 BYTES_PER_VALUE = 64  # of a [log probability, id, text] in JSON
 # What ends a response early, and what the audit sets itself.
 OWN = (
@@ -98,9 +96,10 @@ class Generated(NamedTuple):
 class AuditClient:
     """One SGLang server behind a URL."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, timing: Timing = DEFAULT) -> None:
         self._session = session
         self._url = url.rstrip("/")
+        self._timing = timing
         self._calls = itertools.count()
 
     async def served(self) -> ServedModel:
@@ -142,9 +141,10 @@ class AuditClient:
     async def flush(self) -> None:
         """Drops the KV of the server's prefix cache, once its requests have ended.
 
-        Raises EngineUnavailable, also if they do not end within FLUSH_S, or if no answer comes.
+        Raises EngineUnavailable, also if they do not end within `flush_s`, or if no answer comes.
         """
-        await self._bounded(FLUSH_CALL_S, "POST", f"/flush_cache?timeout={FLUSH_S:g}")
+        flush_s = self._timing.flush_s
+        await self._bounded(2 * flush_s, "POST", f"/flush_cache?timeout={flush_s:g}")
 
     async def prefill(self, sample: RecordedSample, cache_key: str, top: int) -> Prefilled:
         """Returns the log probabilities of a sample's response, from a prefill of all its tokens.
@@ -210,7 +210,7 @@ class AuditClient:
         body = {**fields, "rid": rid, "return_logprob": True, "extra_key": cache_key}
         tokens = len(fields["input_ids"]) + fields["sampling_params"]["max_new_tokens"]
         reply = await self._bounded(
-            GENERATE_S + TOKEN_S * tokens,
+            self._timing.audit_call_s * (1 + tokens / TOKENS),
             "POST",
             "/generate",
             LateBody(lambda: msgspec.json.encode(body)),

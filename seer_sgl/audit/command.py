@@ -18,6 +18,7 @@ from seer_sgl.errors import AuditFailed, ConfigError
 from seer_sgl.files import explained, make_out_folder
 from seer_sgl.link.contract import API_KEY
 from seer_sgl.sampling import Sampling
+from seer_sgl.timing import DEFAULT, Timing
 
 from .audit_report import SHOWN, Compared, LargeDifference, PassReport, SelfComparison, compared
 from .client import AuditClient
@@ -100,7 +101,9 @@ class _RolloutReport(msgspec.Struct):
     engines: list[_ReportEngine] = []
 
 
-async def audit(request: AuditRequest, out: Path, log: Console, console: Console) -> None:
+async def audit(
+    request: AuditRequest, out: Path, log: Console, console: Console, timing: Timing = DEFAULT
+) -> None:
     """Audits a file, prints the tables and writes audit.json into the folder `out`.
 
     `log`: shows the progress. Raises AuditFailed if a limit is exceeded, and other SeerErrors.
@@ -108,7 +111,7 @@ async def audit(request: AuditRequest, out: Path, log: Console, console: Console
     file = read_samples(request.path, request.samples, request.seed, request.sampling)
     make_out_folder(out)
     async with open_session(os.environ.get(API_KEY)) as session:
-        client = AuditClient(session, request.engine)
+        client = AuditClient(session, request.engine, timing)
         served = await client.served()
         made_by = _engines_of(request.path)
         weights = provenance(

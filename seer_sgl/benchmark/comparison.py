@@ -17,6 +17,7 @@ from seer_sgl.errors import ConfigError, RolloutError, SeerError
 from seer_sgl.files import explained
 from seer_sgl.report.progress import ShownProgress
 from seer_sgl.rollout.command import COMPARISON, RolledOut, roll_out
+from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import Request, Sample
 
 from .arms import ARMS, BASELINE
@@ -26,7 +27,6 @@ from .measure import TAKEN, Digests, SampleKey, Workload, digest, identical, rol
 logger = logging.getLogger(__name__)
 # The plain rollout is stopped after this many times the time of the rollout before it.
 LIMIT = 10
-LEAST_LIMIT_S = 60.0
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def roll_out_and_compare(
-    config: Config, out: Path, overwrite: bool, console: Console
+    config: Config, out: Path, overwrite: bool, console: Console, timing: Timing = DEFAULT
 ) -> None:
     """Rolls out like `roll_out`, then on plain SGLang, and writes comparison.json into `out`.
 
@@ -83,7 +83,9 @@ async def roll_out_and_compare(
     digests = SampleDigests()
     ours = await roll_out(config, out, overwrite, console, observers=[digests])
     try:
-        comparison, deterministic = await _compare(plain, ours, digests.taken, out, console)
+        comparison, deterministic = await _compare(
+            plain, ours, digests.taken, out, console, timing=timing
+        )
         _write(comparison, out / COMPARISON)
     except asyncio.CancelledError:
         logger.info("the comparison is incomplete; the rollout in %s is complete", out)
@@ -116,11 +118,17 @@ class SampleDigests(Observer):
 
 
 async def _compare(
-    plain: Config, ours: RolledOut, digests: Digests, out: Path, console: Console
+    plain: Config,
+    ours: RolledOut,
+    digests: Digests,
+    out: Path,
+    console: Console,
+    *,
+    timing: Timing,
 ) -> tuple[Comparison, bool]:
     """Returns the comparison, and whether the plain engines ran deterministic inference."""
     seed = ours.report["seed"]
-    limit_s = max(LEAST_LIMIT_S, LIMIT * ours.report["wall_s"])
+    limit_s = max(timing.compare_least_s, LIMIT * ours.report["wall_s"])
     logger.info("now the same rollout on plain SGLang, for at most %.0f s", limit_s)
     config = with_values(plain, {"rollout.seed": seed})
     async with open_fleet(config.fleet, out / "engines" / "plain") as fleet:

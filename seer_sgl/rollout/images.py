@@ -22,6 +22,7 @@ import aiohttp
 from typing_extensions import override
 
 from seer_sgl.config import ImagesConfig
+from seer_sgl.timing import DEFAULT, Timing
 
 DATA_URL = re.compile(r"data:image/[A-Za-z0-9.+-]{1,32};base64,")
 ADDRESS = re.compile(r"https?://", re.IGNORECASE)
@@ -32,7 +33,6 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_BYTES = 32 << 20  # of one image, as it is encoded
 MAX_BODY_BYTES = 256 << 20  # of the different images of one body of a client, as data URLs
 MOST_OF_BODY = 1024  # images of all prompts of a `/generate`, whose prompts have one thread
-FETCH_S = 10.0  # for the whole answer of an address
 SHOWN = 80  # characters of a reference in a message
 # Pixels per token and side: 14 x 14 patches, of which 2 x 2 are one token, as in Qwen2-VL and Kimi.
 SIDE = 28
@@ -55,9 +55,12 @@ class ImageReader:
     `placeholder`: the token that a prompt has for an image; None: unknown.
     """
 
-    def __init__(self, config: ImagesConfig, placeholder: int | None = None) -> None:
+    def __init__(
+        self, config: ImagesConfig, placeholder: int | None = None, timing: Timing = DEFAULT
+    ) -> None:
         self._config = config
         self.placeholder = placeholder
+        self._timing = timing
 
     def missing(self, ids: "array[int]", images: int) -> int:
         """Returns how many images a prompt has placeholders for beyond `images`; less than 0: the
@@ -82,7 +85,7 @@ class ImageReader:
 
     def of_body(self, most: int | None = None) -> "BodyReader":
         """Returns a reader of the images of one body. `most`: of all its prompts; None: any."""
-        return BodyReader(self._config, self.placeholder, most)
+        return BodyReader(self._config, self.placeholder, self._timing, most)
 
     def _one(self, reference: str) -> tuple[str, int]:
         """Returns an image as a data URL, and about how many tokens it has. Raises ValueError."""
@@ -103,7 +106,7 @@ class ImageReader:
                 raise ValueError("addresses are not fetched; images.http allows it")
             if USER.search(reference):
                 raise ValueError("an address with a user name or password is not fetched")
-            return _fetched(reference)
+            return _fetched(reference, self._timing.fetch_s)
         if FILE.match(reference):
             return self._file(reference.removeprefix("file://"))
         return _decoded(reference)
@@ -130,8 +133,10 @@ class ImageReader:
 class BodyReader(ImageReader):
     """Reads the images of one body of a client. Each reference is read, and held, once."""
 
-    def __init__(self, config: ImagesConfig, placeholder: int | None, most: int | None) -> None:
-        super().__init__(config, placeholder)
+    def __init__(
+        self, config: ImagesConfig, placeholder: int | None, timing: Timing, most: int | None
+    ) -> None:
+        super().__init__(config, placeholder, timing)
         self._most = most
         self._count = 0
         self._bytes = 0
@@ -171,18 +176,18 @@ def _decoded(text: str) -> bytes:
         raise ValueError(f"no base64: {error}") from error
 
 
-def _fetched(address: str) -> bytes:
+def _fetched(address: str, within_s: float) -> bytes:
     """Returns what an address has. Raises ValueError, in one line, with the reason why not."""
     with ThreadPoolExecutor(1) as thread:  # the caller may be inside a running event loop
-        return thread.submit(lambda: asyncio.run(_fetch(address))).result()
+        return thread.submit(lambda: asyncio.run(_fetch(address, within_s))).result()
 
 
-async def _fetch(address: str) -> bytes:
+async def _fetch(address: str, within_s: float) -> bytes:
     content = bytearray()
     try:
         async with (
             aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=FETCH_S),
+                timeout=aiohttp.ClientTimeout(total=within_s),
                 headers={"Accept-Encoding": "identity"},
                 auto_decompress=False,  # few bytes may be many
             ) as session,
@@ -195,7 +200,7 @@ async def _fetch(address: str) -> bytes:
                 if len(content) > MAX_BYTES:
                     raise ValueError(f"more than {MAX_BYTES >> 20} MB")
     except TimeoutError as error:
-        raise ValueError(f"no answer within {FETCH_S:g} s") from error
+        raise ValueError(f"no answer within {within_s:g} s") from error
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, UnicodeError) as error:
         raise ValueError("it is, or leads to, no http(s) address") from error
     except aiohttp.TooManyRedirects as error:

@@ -102,7 +102,7 @@ class Rollout:
 
         self._inputs = RolloutInputs.read(self.config)
         self.tokenizer = self._inputs.tokenizer
-        self.images = ImageReader(self.config.images, self._inputs.facts.image_token)
+        self.images = ImageReader(config.images, self._inputs.facts.image_token, timing)
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:

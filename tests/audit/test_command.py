@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from seer_sgl.audit import client
 from seer_sgl.audit.command import AuditRequest, audit
 from seer_sgl.errors import AuditFailed, ConfigError, EngineUnavailable
+from seer_sgl.timing import DEFAULT, Timing
 from tests.fake_sglang import serving
 
 from .scoring_sglang import WORDS, ScoringSGLang, log_probs_after, sample_line, write_lines
@@ -31,6 +31,7 @@ async def audited(
     overrides: tuple[str, ...] = (),
     fail: tuple[str, ...] = (),
     console: Console | None = None,
+    timing: Timing = DEFAULT,
     **options: Any,
 ) -> dict[str, Any]:
     """Returns audit.json of an audit of these samples on a fake server."""
@@ -42,7 +43,7 @@ async def audited(
             path=path, engine=url, overrides=overrides, fail=fail, **defaults | options
         )
         with contextlib.suppress(AuditFailed):
-            await audit(request, tmp_path, quiet, console or quiet)
+            await audit(request, tmp_path, quiet, console or quiet, timing)
     result: dict[str, Any] = json.loads((tmp_path / "audit.json").read_text())
     return result
 
@@ -295,16 +296,14 @@ async def test_a_server_that_is_none_of_sglang_is_one_line(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("limits", "message"),
+    ("timing", "message"),
     [
-        (("FLUSH_CALL_S",), r"/flush_cache\?timeout=30: no answer in 0 s"),
-        (("GENERATE_S", "TOKEN_S"), "/generate: no answer in 0 s"),
+        (Timing(flush_s=0.0), r"/flush_cache\?timeout=0: no answer in 0 s"),
+        (Timing(audit_call_s=0.0), "/generate: no answer in 0 s"),
     ],
 )
 async def test_a_server_that_does_not_answer_ends_the_audit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: tuple[str, ...], message: str
+    tmp_path: Path, timing: Timing, message: str
 ) -> None:
-    for name in limits:
-        monkeypatch.setattr(client, name, 0.0)
     with pytest.raises(EngineUnavailable, match=message):
-        await audited(tmp_path, lines(1), flush=True)
+        await audited(tmp_path, lines(1), flush=True, timing=timing)

@@ -24,6 +24,7 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import EngineStartError, RolloutError
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.rollout.command import RolledOut
+from seer_sgl.timing import DEFAULT, Timing
 from tests.helpers import made_sample, make_group
 from tests.support.infos import info
 from tests.support.rows import row
@@ -32,7 +33,6 @@ REPORT: dict[str, Any] = {
     **dict.fromkeys(TAKEN, 0),
     "seed": 5,
     "samples": 2,
-    "wall_s": 20.0,
     "tail_s": 1.0,
     "throughput_tok_s": 300.0,
 }
@@ -86,7 +86,7 @@ class Rollouts:
     """Replaces both rollouts, of two empty samples each, and the plain engines.
 
     `different`: the index of a plain sample that differs. `error`: raised when the plain engines
-    start. `endless`: the plain rollout does not end.
+    start. `endless`: the plain rollout does not end. `wall_s`: of the first rollout.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +94,7 @@ class Rollouts:
         self.different: int | None = None
         self.error: BaseException | None = None
         self.endless = False
+        self.wall_s = 20.0
         self._group = make_group("g", n=2)
         monkeypatch.setattr(module, "roll_out", self._roll_out)
         monkeypatch.setattr(module, "open_fleet", self._open_fleet)
@@ -107,7 +108,7 @@ class Rollouts:
             request.finish("stop", None, 1.0)
             for observer in observers:
                 observer.finished(request, made_sample(request))
-        return RolledOut([self._group.prompt], REPORT)
+        return RolledOut([self._group.prompt], {**REPORT, "wall_s": self.wall_s})
 
     @contextlib.asynccontextmanager
     async def _open_fleet(self, config: FleetConfig, log_dir: Path) -> AsyncIterator[Any]:
@@ -131,9 +132,9 @@ def rollouts(monkeypatch: pytest.MonkeyPatch) -> Rollouts:
     return Rollouts(monkeypatch)
 
 
-async def compare(out: Path) -> None:
+async def compare(out: Path, timing: Timing = DEFAULT) -> None:
     config = load_ready("cpu-seer", ["rollout.seed=null"])
-    await roll_out_and_compare(config, out, True, Console(quiet=True))
+    await roll_out_and_compare(config, out, True, Console(quiet=True), timing)
 
 
 async def test_a_comparison_is_written_for_scripts(
@@ -169,13 +170,12 @@ async def test_a_failed_comparison_is_one_line(rollouts: Rollouts, tmp_path: Pat
 
 
 async def test_a_plain_rollout_that_takes_too_long_is_stopped(
-    rollouts: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rollouts: Rollouts, tmp_path: Path
 ) -> None:
     rollouts.endless = True
-    monkeypatch.setattr(module, "LEAST_LIMIT_S", 0.01)
-    monkeypatch.setattr(module, "LIMIT", 0)
+    rollouts.wall_s = 0.0
     with pytest.raises(RolloutError, match="plain SGLang had 0 of 2 samples after 0 s and was"):
-        await compare(tmp_path)
+        await compare(tmp_path, Timing(compare_least_s=0.01))
 
 
 async def test_an_interrupt_of_the_comparison_stays_one(

@@ -21,6 +21,7 @@ from seer_sgl.rollout import images
 from seer_sgl.rollout.images import ImageReader
 from seer_sgl.rollout.prompts import PromptReader
 from seer_sgl.rollout.trajectories import Client
+from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import Prompt, token_array
 from tests.fake_sglang import response_of
 from tests.rollout.fakes import LIMIT, fakes, rolled, samples_of
@@ -28,6 +29,7 @@ from tests.rollout.fakes import LONGEST as LONGEST_RESPONSE
 from tests.support.images import PLACEHOLDER, ImageEngine, data_url, picture
 
 ENGINES: Any = ImageEngine  # it has the log of `Logging`
+IMPATIENT = Timing(fetch_s=0.05)
 
 
 def prompt(number: int = 0, count: int = 1) -> dict[str, Any]:
@@ -39,10 +41,10 @@ def prompt(number: int = 0, count: int = 1) -> dict[str, Any]:
     }
 
 
-def refusal(reference: str, **config: Any) -> str:
+def refusal(reference: str, timing: Any = DEFAULT, **config: Any) -> str:
     """Returns the reason why an image is refused."""
     with pytest.raises(ValueError, match="image_data") as error:
-        ImageReader(ImagesConfig(**config)).read([reference])
+        ImageReader(ImagesConfig(**config), timing=timing).read([reference])
     message = str(error.value)
     assert message.startswith("image_data[0]: ")
     assert "\n" not in message
@@ -137,10 +139,10 @@ def silent_server() -> Iterator[int]:
         yield listening.getsockname()[1]
 
 
-def test_an_address_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "FETCH_S", 0.05)
+def test_an_address_that_does_not_answer_is_given_up() -> None:
     with silent_server() as port:
-        assert refusal(f"http://127.0.0.1:{port}/a.png", http=True) == "no answer within 0.05 s"
+        address = f"http://127.0.0.1:{port}/a.png"
+        assert refusal(address, IMPATIENT, http=True) == "no answer within 0.05 s"
     assert "refused" in refusal(f"http://127.0.0.1:{port}/a.png", http=True)
 
 
@@ -173,7 +175,7 @@ def redirect(to: str) -> bytes:
     return f"HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n".encode()
 
 
-def test_odd_answers_are_refused_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_answers_are_refused_with_one_line() -> None:
     for answer in (b"garbage\r\n\r\n", b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\na"):
         with answering(answer) as address:
             assert refusal(address, http=True).startswith(("no answer of HTTP", "cannot be"))
@@ -182,9 +184,8 @@ def test_odd_answers_are_refused_with_one_line(monkeypatch: pytest.MonkeyPatch) 
             assert refusal(address, http=True) == "it is, or leads to, no http(s) address"
     for address in ("http://[/a.png", "http:///a.png", "http://a:99999999/", f"http://{'a' * 70}/"):
         assert refusal(address, http=True).startswith(("it is, or leads to", "cannot be"))
-    monkeypatch.setattr(images, "FETCH_S", 0.05)
     with answering(b"HTTP/1.1 200 OK\r\nX: ", drips=100) as address:
-        assert refusal(address, http=True) == "no answer within 0.05 s"
+        assert refusal(address, IMPATIENT, http=True) == "no answer within 0.05 s"
 
 
 @pytest.mark.parametrize("http", [False, True])
