@@ -8,6 +8,18 @@ from typing import Any
 
 from .blocks import Script, scripts
 
+LANDING = "README.md#from-python"
+ROLLOUT = "python.md#rollout"
+TRAJECTORIES = "python.md#trajectories"
+TRAINING = "python.md#training-loop"
+DRIVER = "python.md#driver"
+OBSERVERS = "python.md#observers"
+FLEET = "python.md#fleet"
+IDENTITY = "exactness.md#what-does-identity-need"
+FILES = "getting-started.md#what-the-command-writes"
+# Code that needs servers, which runs in tests/e2e/test_docs.py.
+ON_SERVERS = {LANDING, ROLLOUT, TRAJECTORIES, TRAINING, DRIVER, OBSERVERS, FLEET, IDENTITY, FILES}
+
 
 def script(name: str) -> Script:
     """Returns the code of that name. Raises KeyError if no page has it."""

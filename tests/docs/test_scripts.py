@@ -12,13 +12,12 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.plugin.sources import Sources
 from seer_sgl.routed_experts import RoutedExperts
 from seer_sgl.scheduling.strategy import Strategy
-from tests.e2e.test_docs import ON_SERVERS
 from tests.helpers import make_group
 from tests.support.experts import SHAPE, rows_of
 from tools.docs.pages import ROOT
 
 from .blocks import scripts
-from .scripts import run, script
+from .scripts import ON_SERVERS, run, script
 
 POLICY = "development.md#how-do-i-add-a-policy"
 BRANCH = "development.md#how-do-i-add-a-policy-2"

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.chats import CHAT, MESSAGES, TOOL, both
 from tests.e2e.conftest import SERVER_FLAGS, servers, two_cores, two_urls
-from tests.e2e.test_openai import CHAT, MESSAGES, TOOL, both, serving
+from tests.e2e.served import serving
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 

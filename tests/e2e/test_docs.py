@@ -17,24 +17,25 @@ import seer_sgl
 from seer_sgl import Rollout, cli, load_ready
 from seer_sgl.config import Config
 from tests.docs.commands import commands
-from tests.docs.scripts import run, script
+from tests.docs.scripts import (
+    DRIVER,
+    FILES,
+    FLEET,
+    IDENTITY,
+    LANDING,
+    OBSERVERS,
+    ROLLOUT,
+    TRAINING,
+    TRAJECTORIES,
+    run,
+    script,
+)
 from tests.e2e.conftest import HELD_OUT
 from tests.e2e.rig import WEIGHTS, Rig
 
 pytestmark = pytest.mark.shared_engines
 
 PROMPTS, SAMPLES, LONGEST = 3, 2, 600
-LANDING = "README.md#from-python"
-ROLLOUT = "python.md#rollout"
-TRAJECTORIES = "python.md#trajectories"
-TRAINING = "python.md#training-loop"
-DRIVER = "python.md#driver"
-OBSERVERS = "python.md#observers"
-FLEET = "python.md#fleet"
-IDENTITY = "exactness.md#what-does-identity-need"
-FILES = "getting-started.md#what-the-command-writes"
-ON_SERVERS = {LANDING, ROLLOUT, TRAJECTORIES, TRAINING, DRIVER, OBSERVERS, FLEET, IDENTITY, FILES}
-
 Ready = Callable[..., Config]
 
 

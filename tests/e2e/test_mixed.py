@@ -16,6 +16,7 @@ import pytest
 from seer_sgl.driver.load_tokenizer import load_tokenizer
 from tests.e2e.compare import LOGPROB_TOLERANCE
 from tests.e2e.conftest import HELD_OUT, MODEL, SERVER_FLAGS, servers, two_urls
+from tests.e2e.draws import Drawn, draw, steps
 from tests.e2e.rig import Rig
 
 pytestmark = pytest.mark.shared_engines
@@ -47,16 +48,6 @@ class Call(NamedTuple):
     delay_s: float  # after the first request
 
 
-class Drawn(NamedTuple):
-    """The result of a request."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    finish: dict[str, Any]
-    verifications: int
-    retractions: int
-
-
 def calls() -> list[Call]:
     """Returns a request of every kind, each with its own seed. They are of one group."""
     tokenizer = load_tokenizer(str(MODEL))
@@ -73,20 +64,6 @@ def calls() -> list[Call]:
         body = {"input_ids": list(ids), "sampling_params": sampling, "return_logprob": True}
         requests.append(Call(body, 0.02 * (sample % 5)))
     return requests
-
-
-async def draw(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Drawn:
-    async with session.post(f"{url}/generate", json=body) as reply:
-        reply.raise_for_status()
-        meta = (await reply.json())["meta_info"]
-    entries = meta["output_token_logprobs"]
-    return Drawn(
-        [token for _, token, _ in entries],
-        [logprob for logprob, _, _ in entries],
-        meta["finish_reason"],
-        meta.get("spec_verify_ct", 0),
-        meta["num_retractions"],
-    )
 
 
 def clients() -> aiohttp.ClientSession:
@@ -115,13 +92,6 @@ async def together(url: str, wanted: Sequence[Call]) -> list[Drawn]:
         passes = await steps(session, url) - before
     assert sum(len(drawn.tokens) for drawn in found) > 3 * passes
     return found
-
-
-async def steps(session: aiohttp.ClientSession, url: str) -> int:
-    """Returns the forward passes of an engine since its start."""
-    async with session.get(f"{url}/server_info") as reply:
-        state = (await reply.json())["internal_states"][0]
-    return int(state["seer_sgl"]["work"]["forward_steps"])
 
 
 def assert_as_alone(single: list[Drawn], mixed: list[Drawn]) -> None:

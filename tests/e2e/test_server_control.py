@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_server_weights import LIMIT, body, prompts, serving
+from tests.e2e.served import LIMIT, body, prompts, serving
 from tests.e2e.undivided import undivided
 from tests.server.helpers import Served
 from tests.support.waiting import until
@@ -30,7 +30,7 @@ async def test_a_pause_changes_no_token(engine_urls: list[str], mode: str) -> No
     forwarded = body(prompts(1)[0], 5)
     forwarded["sampling_params"] |= {"regex": "[0-9+]{300,400}", "ignore_eos": False}
     (alone,) = await undivided(engine_urls[0], [forwarded])
-    async with serving(engine_urls) as it:
+    async with serving(engine_urls, LIMIT) as it:
         tasks = [asyncio.create_task(it.generate(**each)) for each in [*requests(), forwarded]]
         await under_way(it, 12)
         for _ in range(2):
@@ -50,7 +50,7 @@ async def test_all_requests_end_with_a_part_of_the_calm_run(
     engine_urls: list[str], how: str
 ) -> None:
     calm = await undivided(engine_urls[0], requests())
-    async with serving(engine_urls) as it:
+    async with serving(engine_urls, LIMIT) as it:
         tasks = [asyncio.create_task(it.generate(**each)) for each in requests()]
         await under_way(it, 12)
         fields = {"abort_all": True} if how == "abort_request" else {"mode": "abort"}
@@ -68,7 +68,7 @@ async def test_all_requests_end_with_a_part_of_the_calm_run(
 
 async def test_memory_is_released_and_resumed_any_number_of_times(engine_urls: list[str]) -> None:
     calm = await undivided(engine_urls[0], requests())
-    async with serving(engine_urls) as it:
+    async with serving(engine_urls, LIMIT) as it:
         tasks = [asyncio.create_task(it.generate(**each)) for each in requests()]
         await under_way(it, 12)
         for tags in (["kv_cache"], ["kv_cache"], ["kv_cache", "weights"]):

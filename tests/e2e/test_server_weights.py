@@ -8,29 +8,24 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seer_sgl.driver.load_tokenizer import load_tokenizer
-from seer_sgl.rollout.rollout import Rollout
 from tests.e2e.conftest import (
-    HELD_OUT,
     MODEL,
     SERVER_FLAGS,
     each_rank_on_a_core,
-    external,
     servers,
     two_urls,
 )
+from tests.e2e.served import LIMIT, body, prompts, serving
 from tests.e2e.undivided import assert_same_but_for_ties, undivided
 from tests.e2e.weights import other_weights
-from tests.server.helpers import Served, served_config
+from tests.server.helpers import Served
 from tests.support.waiting import until
 
-LIMIT = 900
 RANKS = each_rank_on_a_core()
 DISK = "/update_weights_from_disk"
 
@@ -39,32 +34,6 @@ DISK = "/update_weights_from_disk"
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder of the model with other weights."""
     return other_weights(tmp_path_factory.mktemp("model") / "other")
-
-
-def prompts(count: int) -> list[list[int]]:
-    tokenizer = load_tokenizer(str(MODEL))
-    assert tokenizer is not None
-    with HELD_OUT.open() as lines:
-        found = [list(tokenizer.encode(json.loads(line)["prompt"])) for line in lines]
-    return found[:count]
-
-
-def body(ids: Sequence[int], seed: int, limit: int = LIMIT) -> dict[str, Any]:
-    params = {
-        "max_new_tokens": limit,
-        "temperature": 1.0,
-        "sampling_seed": seed,
-        "ignore_eos": True,
-    }
-    return {"input_ids": list(ids), "sampling_params": params}
-
-
-@contextlib.asynccontextmanager
-async def serving(urls: list[str]) -> AsyncIterator[Served]:
-    config = external(urls, sampling={"max_response_len": LIMIT})
-    config["server"] = {"port": 0}
-    async with served_config(Rollout(config, gives_up=False)) as it:
-        yield it
 
 
 class Load:
@@ -160,7 +129,7 @@ async def restored(it: Served, version: str) -> None:
 async def test_after_an_update_from_disk_no_token_is_from_the_old_weights(
     engine_urls: list[str], other_model: Path
 ) -> None:
-    async with serving(engine_urls) as it:
+    async with serving(engine_urls, LIMIT) as it:
         old, load = it.service.version(), Load(it)
         await load.start(engine_urls[0])
         status, answer = await it.post(DISK, model_path=str(other_model), weight_version="new")
@@ -180,7 +149,7 @@ async def test_after_an_update_from_disk_no_token_is_from_the_old_weights(
 async def test_after_an_update_by_a_trainer_no_token_is_from_the_old_weights(
     engine_urls: list[str], tmp_path: Path, other_model: Path, kind: str, session: bool
 ) -> None:
-    async with serving(engine_urls) as it:
+    async with serving(engine_urls, LIMIT) as it:
         old, load = it.service.version(), Load(it)
         await load.start(engine_urls[0])
         try:
@@ -210,7 +179,7 @@ async def test_engines_of_two_ranks_take_part_in_a_trainers_group(
 ) -> None:
     urls = two_urls()
     with servers(urls, [[*SERVER_FLAGS, "--tp-size", "2"]] * 2, tmp_path, RANKS):
-        async with serving(urls) as it:
+        async with serving(urls, LIMIT) as it:
             old, load = it.service.version(), Load(it)
             await load.start(urls[0])
             for kind, version in (("distributed", "new"), ("tensor", "newer")):
@@ -243,7 +212,7 @@ async def test_an_engine_killed_between_begin_and_end_is_stale_and_the_other_ser
     ):
         first = stack.enter_context(contextlib.ExitStack())
         first.enter_context(servers(urls[:1], [SERVER_FLAGS], logs[0]))
-        async with serving(urls) as it:
+        async with serving(urls, LIMIT) as it:
             old, load = it.service.version(), Load(it)
             await load.start(urls[1])
             assert (await it.post("/begin_weight_update"))[0] == 200

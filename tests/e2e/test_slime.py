@@ -17,9 +17,9 @@ from integrations.slime.client import Generated, Options, Sample, Slime
 from seer_sgl import Rollout
 from tests.e2e.compare import LOGPROB_TOLERANCE
 from tests.e2e.conftest import MODEL
+from tests.e2e.draws import steps
 from tests.e2e.rig import Rig, post
-from tests.e2e.test_mixed import steps
-from tests.e2e.test_server_weights import prompts
+from tests.e2e.served import prompts
 from tests.e2e.undivided import MOST_TIES, after, assert_near_tie, equal_tokens, generate
 from tests.e2e.weights import other_weights
 from tests.server.helpers import served_config

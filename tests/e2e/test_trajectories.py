@@ -11,8 +11,8 @@ from examples.tool_use import STOPS, calculating
 from seer_sgl import Client, Prompt, Rollout, Sample
 from tests.e2e.compare import LOGPROB_TOLERANCE
 from tests.e2e.conftest import HELD_OUT
+from tests.e2e.draws import draw
 from tests.e2e.rig import Rig
-from tests.e2e.test_mixed import draw
 
 pytestmark = pytest.mark.shared_engines
 

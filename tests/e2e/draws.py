@@ -1,0 +1,37 @@
+"""What an engine draws for a request, and the steps that it takes."""
+
+from typing import Any, NamedTuple
+
+import aiohttp
+
+
+class Drawn(NamedTuple):
+    """The result of a request."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish: dict[str, Any]
+    verifications: int
+    retractions: int
+
+
+async def draw(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Drawn:
+    """Returns what an engine draws for a body of /generate."""
+    async with session.post(f"{url}/generate", json=body) as reply:
+        reply.raise_for_status()
+        meta = (await reply.json())["meta_info"]
+    entries = meta["output_token_logprobs"]
+    return Drawn(
+        [token for _, token, _ in entries],
+        [logprob for logprob, _, _ in entries],
+        meta["finish_reason"],
+        meta.get("spec_verify_ct", 0),
+        meta["num_retractions"],
+    )
+
+
+async def steps(session: aiohttp.ClientSession, url: str) -> int:
+    """Returns the forward passes of an engine since its start."""
+    async with session.get(f"{url}/server_info") as reply:
+        state = (await reply.json())["internal_states"][0]
+    return int(state["seer_sgl"]["work"]["forward_steps"])
