@@ -19,8 +19,8 @@ HAS_RDMA := $(SEER_PYTHON) -c 'import ctypes, sys; list(map(ctypes.CDLL, sys.arg
 	$(RDMA_LIBRARIES) 2>/dev/null
 
 .PHONY: venv rollout test test-engines test-all check check-style check-types check-imports test-unit \
-	test-smoke test-process test-servers test-long test-flaky test-bare soak chaos abuse test-package \
-	test-lowest test-index test-sglang \
+	test-smoke test-process test-servers test-long test-flaky test-bare test-browser soak chaos abuse \
+	test-package test-lowest test-index test-sglang \
 	openrlhf-env test-openrlhf test-verl rl docs bench microbench clean
 
 venv: $(READY)
@@ -61,7 +61,7 @@ test-engines: $(READY)
 	@$(PHASES) test-servers test-package --beside docs test-process
 
 test-all: $(READY)
-	@$(PHASES) test test-engines test-openrlhf test-verl test-long test-bare test-lowest test-index soak chaos abuse
+	@$(PHASES) test test-engines test-openrlhf test-verl test-long test-browser test-bare test-lowest test-index soak chaos abuse
 
 check: check-style check-types check-imports
 
@@ -102,6 +102,12 @@ test-servers: $(READY)
 # Slow tests: wider variants of the tests above.
 test-long: $(READY)
 	$(PYTEST) --tier long
+
+# The live page in Chromium. Elsewhere its tests are skipped without one; here they fail.
+test-browser: $(READY)
+	@$(BIN)/python -c 'import sys; from bench.browser import NAMES, find_chromium; \
+		sys.exit(None if find_chromium() else "no Chromium on the PATH: " + ", ".join(NAMES))'
+	$(PYTEST) tests/server/test_page_in_browser.py
 
 # A tier N times while LOAD busy processes keep the cores busy; prints which tests failed, if any did.
 N ?= 10
