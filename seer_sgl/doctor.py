@@ -30,7 +30,7 @@ PLUGIN_TIMEOUT_S = 180.0
 
 # Loads SGLang's plugins as a scheduler process does. Prints our hooks that are missing, and the
 # abilities that are off.
-_PLUGIN_PROBE = """
+PLUGIN_PROBE = """
 from seer_sgl.plugin import cpu
 cpu.prepare()
 from sglang.srt.plugins import load_plugins
@@ -64,7 +64,7 @@ class Check(NamedTuple):
 def examine(console: Console) -> bool:
     """Prints every check, and returns whether everything required is present."""
     healthy = True
-    for check in _checks():
+    for check in checks():
         healthy = healthy and check.verdict is not Verdict.MISSING
         color = {"ok": "green", "optional": "yellow", "missing": "red"}[check.verdict.value]
         fix = f"; fix: {check.fix}" if check.fix else ""
@@ -73,23 +73,23 @@ def examine(console: Console) -> bool:
     return healthy
 
 
-def _checks() -> Iterator[Check]:
+def checks() -> Iterator[Check]:
     checks: tuple[Callable[[], Check], ...] = (
-        _python,
-        _torch,
-        _sglang,
-        _plugin,
-        _gpu,
-        _memory,
-        _mooncake,
-        _ports,
-        _libraries,
+        check_python,
+        check_torch,
+        check_sglang,
+        check_plugin,
+        check_gpu,
+        check_memory,
+        check_mooncake,
+        check_ports,
+        check_libraries,
     )
     for check in checks:
         yield check()
 
 
-def _install_command() -> str:
+def install_command() -> str:
     """Returns the command that installs SGLang: make in a checkout, else uv with our files."""
     if _in_checkout():
         return "make venv"
@@ -112,42 +112,42 @@ def _with_uv(command: Sequence[str], source: str = "") -> str:
     return line if shutil.which("uv") else f"pip install uv && {line}"
 
 
-def _python() -> Check:
+def check_python() -> Check:
     return Check("python", Verdict.OK, f"{platform.python_version()} ({sys.executable})")
 
 
-def _torch() -> Check:
+def check_torch() -> Check:
     version = packages.version("torch")
     if version is None:
-        return Check("torch", Verdict.MISSING, "not installed", _install_command())
+        return Check("torch", Verdict.MISSING, "not installed", install_command())
     try:
         import torch
     except (ImportError, OSError) as error:
         why = str(error).splitlines()[0]
-        return Check("torch", Verdict.MISSING, f"cannot be imported: {why}", _install_command())
+        return Check("torch", Verdict.MISSING, f"cannot be imported: {why}", install_command())
 
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
     found = f"{torch.__version__}, {build} build"
     if gpu_visible() and not torch.cuda.is_available():
-        return Check("torch", Verdict.MISSING, f"{found}, sees no GPU", _install_command())
+        return Check("torch", Verdict.MISSING, f"{found}, sees no GPU", install_command())
     return Check("torch", Verdict.OK, found)
 
 
-def _sglang() -> Check:
+def check_sglang() -> Check:
     version = packages.version("sglang")
     if version is None:
-        return Check("sglang", Verdict.MISSING, "not installed", _install_command())
+        return Check("sglang", Verdict.MISSING, "not installed", install_command())
     if version in SGLANG_TESTED:
         return Check("sglang", Verdict.OK, version)
     found = f"{version}, not tested with: {', '.join(SGLANG_TESTED)} are"
-    return Check("sglang", Verdict.OPTIONAL, found, _install_command())
+    return Check("sglang", Verdict.OPTIONAL, found, install_command())
 
 
-def _plugin() -> Check:
+def check_plugin() -> Check:
     """Checks in a new process that SGLang finds our plugin and that all hooks can be set."""
     try:
         probe = subprocess.run(
-            [sys.executable, "-c", _PLUGIN_PROBE],
+            [sys.executable, "-c", PLUGIN_PROBE],
             env=engine_environment(None),
             capture_output=True,
             text=True,
@@ -160,36 +160,36 @@ def _plugin() -> Check:
     lines = probe.stdout.strip().splitlines()
     if probe.returncode != 0 or not lines:
         why = (probe.stderr.strip().splitlines() or ["no output"])[-1]
-        return Check("plugin", Verdict.MISSING, f"SGLang does not load: {why}", _install_command())
+        return Check("plugin", Verdict.MISSING, f"SGLang does not load: {why}", install_command())
     hooks, _, rest = lines[-1].removeprefix("hooks: ").partition(" missing:")
     missing, _, off = rest.partition(" off:")
     if hooks == "0":
         return Check("plugin", Verdict.MISSING, "SGLang does not find it", "pip install seer-sgl")
     if missing.strip():
-        return Check("plugin", Verdict.MISSING, f"cannot hook{missing}", _install_command())
+        return Check("plugin", Verdict.MISSING, f"cannot hook{missing}", install_command())
     found = f"loaded by SGLang, {hooks} hooks in place"
     if off:
         why = f"{found}; this SGLang lacks what {', '.join(off.split())} need"
-        return Check("plugin", Verdict.OPTIONAL, why, _install_command())
+        return Check("plugin", Verdict.OPTIONAL, why, install_command())
     return Check("plugin", Verdict.OK, found)
 
 
-def _gpu() -> Check:
+def check_gpu() -> Check:
     if not gpu_visible():
         return Check("gpu", Verdict.OK, "none: engines run on the CPU")
     try:
         import torch
     except (ImportError, OSError):
-        return Check("gpu", Verdict.MISSING, "not usable without torch", _install_command())
+        return Check("gpu", Verdict.MISSING, "not usable without torch", install_command())
 
     count = torch.cuda.device_count()
     if not count:
-        return Check("gpu", Verdict.MISSING, "not usable by torch", _install_command())
+        return Check("gpu", Verdict.MISSING, "not usable by torch", install_command())
     name = torch.cuda.get_device_name(0)
     return Check("gpu", Verdict.OK, f"{count} x {name}")
 
 
-def _memory() -> Check:
+def check_memory() -> Check:
     free = psutil.virtual_memory().available / (1 << 30)
     found = f"{free:.1f} GiB free, {len(os.sched_getaffinity(0))} cores"
     if free < ENGINE_MEMORY_GB:
@@ -198,8 +198,8 @@ def _memory() -> Check:
     return Check("memory", Verdict.OK, found)
 
 
-def _mooncake() -> Check:
-    installed, cuda = packages.installed(), _cuda()
+def check_mooncake() -> Check:
+    installed, cuda = packages.installed(), cuda_version()
     install = f"pip install {packages.fitting(cuda)}=={packages.VERSION}"
     if not installed:
         found = "not installed: `kv_pool.backend: auto` uses files instead"
@@ -218,7 +218,7 @@ def _mooncake() -> Check:
     return Check("mooncake", Verdict.OK, found)
 
 
-def _cuda() -> int | None:
+def cuda_version() -> int | None:
     """Returns the major CUDA version of torch, or without torch of the SGLang to be installed.
 
     None for a CPU build or a machine without a GPU.
@@ -243,7 +243,7 @@ def _rdma_command() -> str:
     return f"sudo apt-get install {' '.join(_rdma_libraries().values())}"
 
 
-def _ports() -> Check:
+def check_ports() -> Check:
     """Checks which ports a local fleet opens to other machines."""
     why = loopback.refusal()
     if why is not None:
@@ -255,7 +255,7 @@ def _ports() -> Check:
     return Check("ports", Verdict.OK, found)
 
 
-def _libraries() -> Check:
+def check_libraries() -> Check:
     """Checks the system libraries that Mooncake loads and pip cannot install."""
     libraries = [f"lib{name}" for name in _rdma_libraries()]
     absent = [name for name in libraries if ctypes.util.find_library(name[3:]) is None]

@@ -25,7 +25,7 @@ CPU, CUDA12, CUDA13 = (
 
 
 def examined(monkeypatch: pytest.MonkeyPatch, *checks: Check) -> tuple[bool, list[str]]:
-    monkeypatch.setattr(doctor, "_checks", lambda: iter(checks))
+    monkeypatch.setattr(doctor, "checks", lambda: iter(checks))
     output = io.StringIO()
     healthy = doctor.examine(Console(file=output, width=40))
     return healthy, output.getvalue().splitlines()
@@ -46,10 +46,10 @@ def test_a_line_a_check_and_only_missing_is_unhealthy(monkeypatch: pytest.Monkey
 
 def test_what_is_not_installed_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "version", lambda _: None)
-    for check in (doctor._torch(), doctor._sglang()):
+    for check in (doctor.check_torch(), doctor.check_sglang()):
         assert (check.verdict, check.found) == (Verdict.MISSING, "not installed")
         assert check.fix
-    assert doctor._mooncake().verdict is Verdict.OPTIONAL
+    assert doctor.check_mooncake().verdict is Verdict.OPTIONAL
 
 
 def test_an_sglang_that_is_not_tested_is_named_and_is_no_failure(
@@ -57,9 +57,9 @@ def test_an_sglang_that_is_not_tested_is_named_and_is_no_failure(
 ) -> None:
     for version in doctor.SGLANG_TESTED:
         monkeypatch.setattr(packages, "version", lambda _, it=version: it)
-        assert doctor._sglang().verdict is Verdict.OK
+        assert doctor.check_sglang().verdict is Verdict.OK
     monkeypatch.setattr(packages, "version", lambda _: "0.4.0")
-    check = doctor._sglang()
+    check = doctor.check_sglang()
     assert check.verdict is Verdict.OPTIONAL
     assert check.found.startswith("0.4.0, not tested with: 0.5.")
     assert check.fix
@@ -77,7 +77,7 @@ def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_in_a_checkout_make_installs() -> None:
-    assert doctor._install_command() == "make venv"
+    assert doctor.install_command() == "make venv"
 
 
 @pytest.mark.usefixtures("gpu", "outside")
@@ -85,7 +85,7 @@ def test_an_installed_user_with_a_gpu_gets_uv_with_the_override(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    bootstrap, _, command = doctor._install_command().partition(" && ")
+    bootstrap, _, command = doctor.install_command().partition(" && ")
     assert bootstrap == "pip install uv"
     assert command.startswith(f"uv pip install --python {sys.executable} --override /")
     assert command.endswith("/ready/requirements-gpu-overrides.txt 'seer-sgl[sglang]'")
@@ -97,7 +97,7 @@ def test_an_installed_user_without_a_gpu_gets_the_pinned_versions(
 ) -> None:
     monkeypatch.setattr(doctor, "gpu_visible", lambda: False)
     monkeypatch.setattr(packages, "version", lambda _: None)
-    command = doctor._sglang().fix
+    command = doctor.check_sglang().fix
     assert command.startswith("pip install torch==2.13.0 && ")
     assert "seer-sgl requirements cpu | uv pip install" in command
     assert command.endswith("--no-deps -r -")
@@ -124,7 +124,7 @@ def test_without_a_gpu_mooncake_needs_no_cuda_whatever_torch_is_built_for(
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda="13.0")))
     for gpu, cuda in ((False, None), (True, 13)):
         monkeypatch.setattr(doctor, "gpu_visible", lambda gpu=gpu: gpu)
-        assert doctor._cuda() == cuda
+        assert doctor.cuda_version() == cuda
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_the_mooncake_that_does_not_fit_torch_is_named_with_the_one_that_does(
 ) -> None:
     monkeypatch.setattr(packages, "version", lambda name: "1" if name in there else None)
     monkeypatch.setattr(packages, "load_store", lambda: None)
-    monkeypatch.setattr(doctor, "_cuda", lambda: cuda)
-    check = doctor._mooncake()
+    monkeypatch.setattr(doctor, "cuda_version", lambda: cuda)
+    check = doctor.check_mooncake()
     assert found in check.found
     assert fix in check.fix
     assert (check.verdict is Verdict.OK) == (check.fix == "") == (fix == "")
@@ -172,8 +172,8 @@ def test_a_library_that_mooncake_lacks_is_mended_where_it_comes_from(
 
     monkeypatch.setattr(packages, "version", lambda name: "1" if name == CUDA13 else None)
     monkeypatch.setattr(packages, "load_store", fails)
-    monkeypatch.setattr(doctor, "_cuda", lambda: 13)
-    check = doctor._mooncake()
+    monkeypatch.setattr(doctor, "cuda_version", lambda: 13)
+    check = doctor.check_mooncake()
     assert check.verdict is Verdict.OPTIONAL
     assert check.found.startswith(f"{CUDA13} 1 cannot be loaded: {library}")
     assert check.fix.startswith(fix)
@@ -181,16 +181,16 @@ def test_a_library_that_mooncake_lacks_is_mended_where_it_comes_from(
 
 def test_too_little_memory_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "ENGINE_MEMORY_GB", 10_000.0)
-    assert doctor._memory().verdict is Verdict.MISSING
+    assert doctor.check_memory().verdict is Verdict.MISSING
 
 
 def test_ports_that_are_open_to_other_machines_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "gpu_visible", lambda: False)
-    assert doctor._ports().found == "a local fleet listens on loopback only"
+    assert doctor.check_ports().found == "a local fleet listens on loopback only"
     monkeypatch.setattr(doctor, "gpu_visible", lambda: True)
-    assert "NCCL" in doctor._ports().found
+    assert "NCCL" in doctor.check_ports().found
     monkeypatch.setattr(loopback, "refusal", lambda: "too old")
-    check = doctor._ports()
+    check = doctor.check_ports()
     assert (check.verdict, check.found) == (
         Verdict.OPTIONAL,
         "no Mooncake in a local fleet: too old",
@@ -215,8 +215,8 @@ def test_ports_that_are_open_to_other_machines_are_named(monkeypatch: pytest.Mon
 def test_the_plugin_is_tried_not_assumed(
     monkeypatch: pytest.MonkeyPatch, probe: str, found: str
 ) -> None:
-    monkeypatch.setattr(doctor, "_PLUGIN_PROBE", probe)
-    check = doctor._plugin()
+    monkeypatch.setattr(doctor, "PLUGIN_PROBE", probe)
+    check = doctor.check_plugin()
     assert check.found == found
     assert (check.verdict is Verdict.OK) == found.endswith("in place")
 
