@@ -38,7 +38,7 @@ def state(service: Service) -> dict[str, Any]:
     return {
         "in_progress": service.generation.in_progress,
         "open_groups": service.generation.open_groups,
-        "breaches": service.driver._scheduler.check(),
+        "breaches": service.driver.check(),
         "tasks": len(asyncio.all_tasks()),
         "requests": sum(isinstance(each, Request) for each in gc.get_objects()),
     }

@@ -78,4 +78,4 @@ def fleet(rig: Rig) -> dict[str, Any]:
 async def opened(config: dict[str, Any], **options: Any) -> AsyncIterator[Rollout]:
     async with Rollout(config, **options) as rollout:
         yield rollout
-        assert rollout.driver._scheduler.check() == [], "an idle driver has no leftovers"
+        assert rollout.driver.check() == [], "an idle driver has no leftovers"

@@ -39,7 +39,7 @@ async def through_us(
     async with served_config(Rollout(config, placement=placement, gives_up=False)) as it:
         yield it
         await until(lambda: not it.service.generation.open_groups)
-        assert it.service.driver._scheduler.check() == [], "an idle driver has no leftovers"
+        assert it.service.driver.check() == [], "an idle driver has no leftovers"
 
 
 def bodies() -> list[dict[str, Any]]:
