@@ -1,6 +1,7 @@
 """An engine with a replica, on a clock of its own."""
 
 from array import array
+from collections.abc import Callable
 
 from seer_sgl.draft.messages import (
     Delta,
@@ -11,8 +12,6 @@ from seer_sgl.draft.replica import Replica, Scope
 from tests.draft.fakes import FakeDrafter
 
 PROMPT = [1, 2, 3]
-
-
 PLENTY = 1 << 20
 
 
@@ -21,22 +20,22 @@ def delta(group: str, sequence: int, position: int, *tokens: int) -> Delta:
 
 
 class Engine:
-    """A replica, its Drafter, and the messages that it sends."""
+    """A replica, its Drafter, and the messages that it sends. `send`: where they go instead."""
 
     def __init__(
         self,
         scope: Scope = "fleet",
         max_tokens: int = PLENTY,
         hub: bool = True,
+        send: Callable[[ToHub], None] | None = None,
         vocab_size: int = 1 << 20,
     ) -> None:
         self.drafter = FakeDrafter()
         self.sent: list[ToHub] = []
-        send = self.sent.append if hub else None
         self.now = 0.0
         self.replica = Replica(
             self.drafter,
-            send,
+            (send or self.sent.append) if hub else None,
             max_tokens=max_tokens,
             scope=scope,
             vocab_size=vocab_size,
@@ -61,7 +60,7 @@ class Engine:
 
     def index(self, group: str = "g") -> list[list[int]]:
         """Returns the sequences of a group in the Drafter."""
-        return sorted(self.drafter.groups[group].values())
+        return sorted(self.drafter.groups.get(group, {}).values())
 
     def check(self) -> None:
         """Asserts that the Drafter has the tokens of the replica's logs, within the limit."""

@@ -46,8 +46,8 @@ async def test_engines_come_back_to_a_hub_that_restarts_and_lose_nothing() -> No
             async with hub_on(port):
                 two.decode(slot, tokens[-1])
                 await all_have([one, two], [5], tokens)
-            one.step()
-            two.step()
+            one.pass_time()
+            two.pass_time()
 
 
 async def test_a_driver_speaks_to_a_distant_hub_again_after_it_restarted() -> None:

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from seer_sgl.draft.replica import Replica
 from seer_sgl.link import messages
 from seer_sgl.link.client import Link
 from seer_sgl.link.drafthub import DraftHub
@@ -11,49 +10,36 @@ from seer_sgl.link.hub import HubClient
 from seer_sgl.link.messages import Hello
 from seer_sgl.link.server import LinkServer
 from seer_sgl.plugin import drafting
-from tests.draft.fakes import FakeDrafter
+from tests.draft.replicas import Engine
 from tests.support.timing import SOON
 from tests.support.waiting import until
 
 MEMORY = 1 << 26
 
 
-class Engine:
+class LinkedEngine(Engine):
     """An engine's scheduler process: a replica on a link. The test runs its steps."""
 
     def __init__(self, link: Link) -> None:
+        super().__init__(send=link.offer)
         self.link = link
-        self.drafter = FakeDrafter()
-        self.replica = Replica(self.drafter, link.offer, max_tokens=1 << 20)
         for kind in drafting.FROM_HUB:
             link.on(kind, self.replica.received)
         link.on_connect(self.replica.connected)
-        self.now = 0.0
-
-    def step(self) -> None:
-        self.now += 0.1
-        self.replica.drain(self.now)
-
-    def decode(self, slot: int, *tokens: int) -> None:
-        self.drafter.step(slot, tokens)
-        self.replica.grown(slot, tokens)
-
-    def index(self, group: str) -> list[list[int]]:
-        return sorted(self.drafter.groups.get(group, {}).values())
 
 
-async def while_stepping(engines: list[Engine], condition: Callable[[], object]) -> None:
+async def while_stepping(engines: list[LinkedEngine], condition: Callable[[], object]) -> None:
     """Runs the engines' steps until a condition is true."""
 
     def step() -> object:
         for engine in engines:
-            engine.step()
+            engine.pass_time()
         return condition()
 
     await until(step)
 
 
-async def all_have(engines: list[Engine], *sequences: list[int]) -> None:
+async def all_have(engines: list[LinkedEngine], *sequences: list[int]) -> None:
     """Runs the engines' steps until each has these sequences of group g."""
     await while_stepping(
         engines, lambda: all(engine.index("g") == sorted(sequences) for engine in engines)
@@ -61,10 +47,10 @@ async def all_have(engines: list[Engine], *sequences: list[int]) -> None:
 
 
 @asynccontextmanager
-async def engine(url: str, token: str, instance: str, rank: int = 0) -> AsyncIterator[Engine]:
+async def engine(url: str, token: str, instance: str, rank: int = 0) -> AsyncIterator[LinkedEngine]:
     link = Link(url, token, Hello(messages.PROTOCOL, instance, rank, 1 + rank), SOON)
     try:
-        yield Engine(link)
+        yield LinkedEngine(link)
     finally:
         link.close()
         await until(lambda: not link._thread.is_alive())
