@@ -1,14 +1,13 @@
 """How often the monitor polls the engines, in virtual time."""
 
 import asyncio
-from typing import Any
 
 from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.settings import Settings
 from seer_sgl.engine_types import EngineLoad, Server
-from seer_sgl.link.server import LinkServer
 from seer_sgl.sim.clock import run_virtually
 from seer_sgl.timing import Timing
+from tests.support.drivers import FakeFleet
 from tests.support.infos import info
 
 TIMING = Timing(poll_s=0.5, most_polls_per_s=100.0)
@@ -31,18 +30,14 @@ class Polled:
         return EngineLoad(used_tokens=0, progress=(len(self.at),))
 
 
-class Fleet:
-    def __init__(self, count: int) -> None:
-        self.engines: list[Any] = [Polled(f"e{number}") for number in range(count)]
-        self.link = LinkServer()
-        self.drafts = None
-
-
 async def polls(count: int, seconds: float) -> list[list[float]]:
-    fleet, clock = Fleet(count), asyncio.get_running_loop().time
-    async with Driver.over(fleet, Settings(timing=TIMING), clock):
+    engines, clock = (
+        [Polled(f"e{number}") for number in range(count)],
+        asyncio.get_running_loop().time,
+    )
+    async with Driver.over(FakeFleet(engines), Settings(timing=TIMING), clock):
         await asyncio.sleep(seconds)
-    return [engine.at for engine in fleet.engines]
+    return [engine.at for engine in engines]
 
 
 def test_a_small_fleet_is_polled_twice_a_second() -> None:

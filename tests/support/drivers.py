@@ -2,7 +2,7 @@
 
 import contextlib
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from typing_extensions import override
@@ -59,7 +59,7 @@ class Stage:
 
 
 class FakeFleet:
-    def __init__(self, engines: list[HttpEngine]) -> None:
+    def __init__(self, engines: Sequence[Any]) -> None:
         self.engines = engines
         self.link = LinkServer()
         self.drafts = None
