@@ -73,7 +73,7 @@ def test_a_stop_within_the_last_chunk_is_not_found_twice() -> None:
 def test_the_engines_count_of_a_stop_decides_where_it_is_searched() -> None:
     """Here a stop of two characters has six tokens; for the engine it has two, so its window of
     three tokens never holds the stop that the model spells with other tokens between."""
-    stops = StopStrings(FakeTokenizer())  # type: ignore[arg-type]
+    stops = StopStrings(CountingTokenizer())  # type: ignore[arg-type]
     (request, other) = make_group(n=2, sampling=Sampling(stop=["ab"])).requests
     for each, counted, cut in ((request, None, True), (other, 2, False)):
         first = msgspec.structs.replace(reply_of([3, 0, EMPTY]), stop_tokens=counted)
@@ -124,7 +124,7 @@ def test_a_stop_that_only_a_cut_character_shows_does_not_end_the_response() -> N
     assert recheck([first], late) is late, "its window had what an undivided call sees"
 
 
-class FakeTokenizer:
+class CountingTokenizer:
     """Counts three tokens per character; the token EMPTY has no text."""
 
     def stop_len(self, text: str) -> int:
