@@ -39,21 +39,22 @@ def rule(
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["run", "run", "run", "end", "toggle", "join", "busy elsewhere"]),
+        st.sampled_from(["run"] * 6 + ["end"] * 3 + ["toggle", "join", "busy elsewhere"]),
         st.integers(0, 1000),
         st.integers(1, 60),
     ),
+    min_size=20,
     max_size=80,
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(STEPS, st.integers(0, 3), st.sampled_from([1, 16]))
 def test_placement_equals_the_rule_applied_to_every_engine(
     steps: list[tuple[str, int, int]], limit: int, page_size: int
 ) -> None:
     fleet, placement = EngineIndex(), CacheAware(max_spread=limit)
-    groups = [make_group(f"g{i}", n=3, prompt_len=20 + 7 * i) for i in range(4)]
+    groups = [make_group(f"g{i}", n=6, prompt_len=20 + 7 * i) for i in range(4)]
     requests = [request for group in groups for request in group.requests]
     running: list[tuple[EngineSlot, Request, int]] = []
 
@@ -61,10 +62,10 @@ def test_placement_equals_the_rule_applied_to_every_engine(
         ledger = (
             None if number % 5 == 4 else KVLedger(100 + number % 300, page_size, number % 2 == 0)
         )
-        fleet.add(EngineSlot(f"e{len(fleet)}", ledger, 1 + number % 4))
+        fleet.add(EngineSlot(f"e{len(fleet)}", ledger, 1 + number % 8))
 
-    join(100)
-    join(201)
+    for number in (105, 206, 307, 151):
+        join(number)
     for step, number, budget in steps:
         slots = list(fleet)
         if step == "join":

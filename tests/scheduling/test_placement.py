@@ -88,16 +88,6 @@ def test_a_request_stays_home_until_the_spread_exceeds_the_limit(
     assert choose(request, slot("idle"), slot("home", inflight)) == chosen
 
 
-def test_the_spread_is_that_of_all_engines_not_only_of_home() -> None:
-    request = request_at("home", stored=True)
-    engines = slot("home", 1), slot("idle"), slot("busy", BUSY)
-    assert choose(request, *engines) == ("idle", Move.FETCH)
-
-
-def test_the_least_loaded_engine_stays_home_to_its_requests_however_busy_others_are() -> None:
-    assert choose(request_at("home"), slot("busy", 200), slot("home", 1)) == ("home", Move.STAY)
-
-
 @pytest.mark.parametrize(
     ("most", "limit"), [(4096, MAX_SPREAD), (256, MAX_SPREAD), (64, 8), (8, 1), (2, 1)]
 )
@@ -113,38 +103,6 @@ def test_the_limit_follows_what_the_busiest_engine_runs_up_to_the_published_one(
 
     assert sent_to(limit) == ("home", Move.STAY)
     assert sent_to(limit + 1) == ("other", Move.FETCH)
-
-
-def test_with_a_limit_of_zero_any_difference_moves_a_request() -> None:
-    strict = CacheAware(max_spread=0)
-    request = request_at("home", stored=True)
-    assert choose(request, slot("home", 1), slot("idle"), placement=strict) == ("idle", Move.FETCH)
-    assert choose(request, slot("idle", 1), slot("home", 1), placement=strict) == (
-        "home",
-        Move.STAY,
-    )
-
-
-def test_among_equal_caches_the_least_loaded_engine_wins_and_among_equal_loads_the_first() -> None:
-    new = request_at(None)
-    assert choose(new, slot("a", 2), slot("b", 1), slot("c", 1)) == ("b", Move.STAY)
-
-
-def test_among_equal_loads_the_larger_cache_wins() -> None:
-    request = request_at("home", stored=True)
-    engines = slot("home", BUSY), slot("cold"), holding("warm", 0)
-    assert choose(request, *engines)[0] == "warm"  # type: ignore[index]
-
-
-def test_a_new_request_goes_to_a_siblings_engine_while_balanced() -> None:
-    new = request_at(None)
-    assert choose(new, slot("cold"), holding("warm", LIMIT)) == ("warm", Move.STAY)
-    assert choose(new, slot("cold"), holding("warm", BUSY)) == ("cold", Move.STAY)
-
-
-def test_home_holds_more_than_a_siblings_engine() -> None:
-    request = request_at("home")
-    assert choose(request, holding("warm", 0), slot("home", 1)) == ("home", Move.STAY)
 
 
 @pytest.mark.parametrize(
@@ -204,36 +162,6 @@ def test_an_engine_that_is_away_is_not_waited_for_but_what_it_stored_is_fetched(
     home, idle = slot("home", available=False), slot("idle")
     assert choose(request_at("home"), home, idle) == ("idle", Move.PREFILL)
     assert choose(request_at("home", stored=True), home, idle) == ("idle", Move.FETCH)
-
-
-def test_a_full_home_sends_its_requests_elsewhere_though_the_engines_are_balanced() -> None:
-    full = slot("home", 2, most=2)
-    request = request_at("home", stored=True)
-    assert choose(request, full, slot("other", 2)) == ("other", Move.FETCH)
-    tight = slot("home", ledger=KVLedger(request.request.total_len + 9))  # one token short
-    assert choose(request, tight, slot("other")) == ("other", Move.FETCH)
-
-
-def test_beyond_the_limit_the_least_loaded_engine_that_admits_is_taken() -> None:
-    request = request_at("home", stored=True)
-    tight = slot("tight", ledger=KVLedger(50))
-    engines = slot("home", 9), tight, slot("next", 2)
-    assert choose(request, *engines) == ("next", Move.FETCH)
-
-
-def test_a_chunk_that_nobody_admits_waits() -> None:
-    new = request_at(None)
-    assert choose(new) is Wait.FOR_ROOM
-    assert choose(new, slot("a", 3, most=3), slot("b", available=False)) is Wait.FOR_ROOM
-    assert choose(new, slot("a", ledger=KVLedger(50))) is Wait.FOR_ROOM
-
-
-def test_engines_that_are_away_neither_get_chunks_nor_count_in_the_spread() -> None:
-    request = request_at("home", stored=True)
-    busy, idle = slot("busy", 99, available=False), slot("idle", 0, available=False)
-    assert choose(request, busy, idle, slot("home", BUSY)) == ("home", Move.STAY)
-    home = slot("home", LIMIT)
-    assert choose(request, busy, slot("other"), home) == ("home", Move.STAY)
 
 
 def test_unknown_rates_fetch_and_known_ones_decide() -> None:
