@@ -112,7 +112,8 @@ class _Work:
     def _multiply(self, other: Characters, place: int, repeated: Characters) -> bool:
         """Returns whether a text can be split between two repetitions in many ways."""
         apart = other.isdisjoint(repeated) or any(
-            each.isdisjoint(other) or each.isdisjoint(repeated) for each in self._required[place:]
+            required.isdisjoint(other) or required.isdisjoint(repeated)
+            for required in self._required[place:]
         )
         return not apart
 
@@ -122,9 +123,9 @@ class _Work:
         choices = most_choices = self.choices
         place = len(self._required)
         firsts: list[Characters] = []
-        for each in alternatives:
+        for alternative in alternatives:
             self.degree, self.choices = degree, choices
-            self.sequence(each)
+            self.sequence(alternative)
             firsts += self._required[place : place + 1]
             del self._required[place:]
             most_degree = max(most_degree, self.degree)
@@ -144,15 +145,15 @@ class _Work:
         return self._characters(*first) if single else self._alphabet
 
     def _characters(self, kind: Any, value: Any) -> Characters:
-        found = {each for each in self._alphabet if _any_case(kind, value, each)}
-        if kind is sre.IN and any(each[0] is sre.RANGE and each[1][1] > 255 for each in value):
+        found = {character for character in self._alphabet if _any_case(kind, value, character)}
+        if kind is sre.IN and any(item[0] is sre.RANGE and item[1][1] > 255 for item in value):
             found.update(BEYOND)
         return frozenset(found)
 
 
 def _any_case(kind: Any, value: Any, character: str) -> bool:
     """Returns whether an item matches a character in some case: a pattern may ignore it."""
-    return any(_matches(kind, value, each) for each in {character, *character.swapcase()})
+    return any(_matches(kind, value, variant) for variant in {character, *character.swapcase()})
 
 
 def _matches(kind: Any, value: Any, character: str) -> bool:
@@ -167,7 +168,7 @@ def _matches(kind: Any, value: Any, character: str) -> bool:
         return CATEGORIES[value](character)
     if kind is sre.IN:
         found = any(
-            _matches(each[0], each[1], character) for each in value if each[0] is not sre.NEGATE
+            _matches(item[0], item[1], character) for item in value if item[0] is not sre.NEGATE
         )
         return found != (value[0][0] is sre.NEGATE)
     return True
@@ -188,9 +189,9 @@ def _parts(value: Any) -> list[Any]:
     """Returns the patterns inside a group, an assertion or a branch."""
     values = value if isinstance(value, tuple) else (value,)
     parts = []
-    for each in values:
-        if isinstance(each, sre_parser.SubPattern):
-            parts.append(each)
-        elif isinstance(each, list):
-            parts += [one for one in each if isinstance(one, sre_parser.SubPattern)]
+    for item in values:
+        if isinstance(item, sre_parser.SubPattern):
+            parts.append(item)
+        elif isinstance(item, list):
+            parts += [one for one in item if isinstance(one, sre_parser.SubPattern)]
     return parts

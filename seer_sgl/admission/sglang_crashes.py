@@ -81,14 +81,14 @@ def _in_session(request: GenerateFields) -> bool:
 
 
 def _ids(ids: list[Any], vocab_size: int | None) -> Iterator[Reason]:
-    nested = {isinstance(each, list) for each in ids}
+    nested = {isinstance(entry, list) for entry in ids}
     if len(nested) > 1:
         yield Reason("input_ids", "token ids and lists of token ids")
         return
-    if not all(each for each in ids if isinstance(each, list)):
+    if not all(entry for entry in ids if isinstance(entry, list)):
         yield Reason("input_ids", "empty prompt")
-    for each in ids if True in nested else [ids]:
-        highest = max(each, default=0)
+    for prompt in ids if True in nested else [ids]:
+        highest = max(prompt, default=0)
         if vocab_size is not None and highest >= vocab_size:
             yield Reason("input_ids", f"token id {highest} is outside the vocabulary")
 
@@ -117,7 +117,7 @@ def _lists(request: GenerateFields, prompts: int | None) -> Iterator[Reason]:
         if name == "token_ids_logprob":
             if not (value and isinstance(value[0], list)):
                 continue
-            if not all(isinstance(each, list) for each in value):
+            if not all(isinstance(row, list) for row in value):
                 yield Reason(name, "token ids and lists of token ids")
         if prompts is not None and len(value) != prompts:
             yield Reason(name, f"{len(value)} values for {prompts} prompts")
@@ -126,10 +126,10 @@ def _lists(request: GenerateFields, prompts: int | None) -> Iterator[Reason]:
 
 
 def _logprobs(request: GenerateFields, vocab_size: int | None) -> Iterator[Reason]:
-    if any(each < -1 for each in _list(request.logprob_start_len)):
+    if any(start < -1 for start in _list(request.logprob_start_len)):
         yield Reason("logprob_start_len", "must be at least -1")
     most = vocab_size
-    if most is not None and any(each > most for each in _list(request.top_logprobs_num)):
+    if most is not None and any(count > most for count in _list(request.top_logprobs_num)):
         yield Reason("top_logprobs_num", f"the vocabulary has {most} tokens")
 
 

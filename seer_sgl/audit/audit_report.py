@@ -16,7 +16,7 @@ from .running_passes import Answers
 SHOWN = 8  # tokens with the largest differences
 # A gap is a near tie up to so many times the server's own rounding, within these bounds.
 TIE_ROUNDINGS, LEAST_TIE, MOST_TIE = 2.0, 1e-4, 0.1
-ALONE, BATCH, COLD_BATCH, COLD, WARM, WARM_BATCH = (each.name for each in PASSES)
+ALONE, BATCH, COLD_BATCH, COLD, WARM, WARM_BATCH = (audit_pass.name for audit_pass in PASSES)
 PREFILL_DECODE = "prefill against decode"
 # Two passes that should agree, and what differs between them.
 PAIRS = (
@@ -96,15 +96,15 @@ def compared(plan: AuditPlan, answers: Answers, *, complete: bool, clip: float) 
     not_compared: dict[str, int] = {}
     scored = {
         name: [
-            _comparable(sample, each, complete, not_compared if name == ALONE else {})
-            for sample, each in zip(plan.samples, of_pass, strict=True)
+            _comparable(sample, prefill, complete, not_compared if name == ALONE else {})
+            for sample, prefill in zip(plan.samples, of_pass, strict=True)
         ]
         for name, of_pass in answers.prefilled.items()
     }
     itself = [
-        each
+        comparison
         for first, second, varies in PAIRS
-        if (each := _against_itself(plan, answers, scored, (first, second, varies), clip))
+        if (comparison := _against_itself(plan, answers, scored, (first, second, varies), clip))
     ]
     itself += _probed(answers, clip)
     tie = min(MOST_TIE, max(LEAST_TIE, TIE_ROUNDINGS * _rounding(itself)))
@@ -123,7 +123,7 @@ def compared(plan: AuditPlan, answers: Answers, *, complete: bool, clip: float) 
         _closest(sample, values, [of_pass[index] for of_pass in answers.generated.values()])
         for index, (sample, values) in enumerate(zip(plan.samples, differences, strict=True))
     ]
-    decoded = [each for each in itself if each.varies != PREFILL_DECODE]
+    decoded = [comparison for comparison in itself if comparison.varies != PREFILL_DECODE]
     return Compared(
         passes=passes,
         itself=itself,
@@ -136,7 +136,9 @@ def compared(plan: AuditPlan, answers: Answers, *, complete: bool, clip: float) 
 
 
 def _rounding(itself: Sequence[SelfComparison]) -> float:
-    return max((each.log_probs.max for each in itself if each.log_probs), default=0.0)
+    return max(
+        (comparison.log_probs.max for comparison in itself if comparison.log_probs), default=0.0
+    )
 
 
 def _probed(answers: Answers, clip: float) -> list[SelfComparison]:
@@ -197,7 +199,7 @@ def _prefill_report(
         name=name,
         samples=len(samples),
         tokens=sum(len(sample.response_ids) for sample in samples),
-        cached_tokens=sum(each.cached for each in prefilled),
+        cached_tokens=sum(prefill.cached for prefill in prefilled),
         log_probs=log_prob_figures(
             np.concatenate([server - sample.log_probs for sample, server in pairs]), clip
         ),
@@ -236,7 +238,7 @@ def _generate_report(
         log_probs=log_prob_figures(np.concatenate(differences), clip),
         differences=found,
         changed=len(found),
-        near_ties=sum(bool(each.near_tie) for each in found),
+        near_ties=sum(bool(difference.near_tie) for difference in found),
     )
 
 

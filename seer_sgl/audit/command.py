@@ -117,8 +117,8 @@ async def audit(
         weights = provenance(
             file.samples,
             served,
-            [each.weights for each in made_by if each.weights],
-            [each.sglang_version for each in made_by if each.sglang_version],
+            [engine.weights for engine in made_by if engine.weights],
+            [engine.sglang_version for engine in made_by if engine.sglang_version],
         )
         logger.info("server: %s", served.description())
         logger.log(_level(weights), "%s", weights.line)
@@ -225,7 +225,9 @@ def _check(chosen: AuditPlan, file: SampleFile, request: AuditRequest) -> None:
 
 
 def _left_out(file: SampleFile, chosen: AuditPlan) -> Iterator[str]:
-    passes = sum(1 for each in PASSES if each.kind == "prefill" or any(chosen.generated))
+    passes = sum(
+        1 for audit_pass in PASSES if audit_pass.kind == "prefill" or any(chosen.generated)
+    )
     yield (
         f"{len(chosen.samples)} of {file.total} samples ({file.format}), {passes} passes, "
         f"{chosen.tokens:,} tokens"

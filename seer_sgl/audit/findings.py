@@ -56,10 +56,10 @@ def _weights(weights: Provenance, served: ServedModel, count: int) -> Iterator[s
 def _itself(itself: Sequence[SelfComparison], served: ServedModel) -> Iterator[str]:
     """The server gives two answers to one question: no sample can be right under both."""
     for varies in ("batch", "prefix cache"):
-        pairs = [each for each in itself if each.varies == varies and _differs(each)]
+        pairs = [pair for pair in itself if pair.varies == varies and _differs(pair)]
         if not pairs:
             continue
-        worst = max(pairs, key=lambda each: (each.changed, _most(each)))
+        worst = max(pairs, key=lambda pair: (pair.changed, _most(pair)))
         why = (
             ""
             if served.deterministic
@@ -72,35 +72,50 @@ def _itself(itself: Sequence[SelfComparison], served: ServedModel) -> Iterator[s
         )
 
 
-def _differs(each: SelfComparison) -> bool:
-    return each.changed > 0 or (each.log_probs is not None and each.log_probs.p99 > LEAST_SPREAD)
+def _differs(pair: SelfComparison) -> bool:
+    return pair.changed > 0 or (pair.log_probs is not None and pair.log_probs.p99 > LEAST_SPREAD)
 
 
-def _most(each: SelfComparison) -> float:
-    return each.log_probs.max if each.log_probs else 0.0
+def _most(pair: SelfComparison) -> float:
+    return pair.log_probs.max if pair.log_probs else 0.0
 
 
 def _tokens(passes: Sequence[PassReport]) -> Iterator[str]:
-    generated = [each for each in passes if each.same_samples is not None]
-    worst = max(generated, key=lambda each: each.changed, default=None)
+    generated = [report for report in passes if report.same_samples is not None]
+    worst = max(generated, key=lambda report: report.changed, default=None)
     if worst is None or not worst.changed:
         return
-    always = set.intersection(*({each.sample for each in one.differences} for one in generated))
-    altered = [each for each in worst.differences if each.sample in always and _is_altered(each)]
-    for each in altered:
+    always = set.intersection(
+        *({difference.sample for difference in one.differences} for one in generated)
+    )
+    altered = [
+        difference
+        for difference in worst.differences
+        if difference.sample in always and _is_altered(difference)
+    ]
+    for difference in altered:
         yield (
-            f"a changed record: {each.sample}, token {each.position}: the file has {each.recorded},"
-            f" the server generates {each.generated}, and {each.agree_after:.0%} of the "
-            f"{each.tokens_after} tokens after it are equal; so the file is wrong there"
+            f"a changed record: {difference.sample}, token {difference.position}: the file has "
+            f"{difference.recorded}, the server generates {difference.generated}, and "
+            f"{difference.agree_after:.0%} of the {difference.tokens_after} tokens after it are "
+            "equal; so the file is wrong there"
         )
-    others = [each for each in worst.differences if each not in altered]
-    ties = [each for each in others if each.near_tie]
-    varying = [each for each in others if not each.near_tie and each.sample not in always]
-    real = [each for each in others if each.near_tie is False and each.sample in always]
+    others = [difference for difference in worst.differences if difference not in altered]
+    ties = [difference for difference in others if difference.near_tie]
+    varying = [
+        difference
+        for difference in others
+        if not difference.near_tie and difference.sample not in always
+    ]
+    real = [
+        difference
+        for difference in others
+        if difference.near_tie is False and difference.sample in always
+    ]
     unknown = len(others) - len(ties) - len(varying) - len(real)
     where = f"in '{worst.name}' {worst.changed} of {worst.samples} responses differ"
     if ties:
-        gap = max(each.gap or 0.0 for each in ties)
+        gap = max(difference.gap or 0.0 for difference in ties)
         yield (
             f"near ties: {where}; {len(ties)} at a gap of at most {gap:.2g}, which rounding decides"
         )
@@ -120,17 +135,17 @@ def _tokens(passes: Sequence[PassReport]) -> Iterator[str]:
         yield f"other tokens: {where}; for {unknown} it is unknown how close the two tokens were"
 
 
-def _is_altered(each: FirstDifference) -> bool:
+def _is_altered(difference: FirstDifference) -> bool:
     """One token differs and those after it do not, and its log probability is that of the server's
     token: the server does not hold it for the record's."""
-    if each.agree_after is None or each.near_tie:
+    if difference.agree_after is None or difference.near_tie:
         return False
-    if each.recorded_log_prob is not None and each.server_log_prob is not None:
-        own = abs(each.recorded_log_prob - each.server_log_prob)
-        if own <= abs(each.recorded_log_prob - each.generated_log_prob):
+    if difference.recorded_log_prob is not None and difference.server_log_prob is not None:
+        own = abs(difference.recorded_log_prob - difference.server_log_prob)
+        if own <= abs(difference.recorded_log_prob - difference.generated_log_prob):
             return False  # the record agrees with itself
-    others = round((1 - each.agree_after) * each.tokens_after)
-    return each.tokens_after >= ALTERED_AFTER * (1 + others) and others <= MOST_ALTERED
+    others = round((1 - difference.agree_after) * difference.tokens_after)
+    return difference.tokens_after >= ALTERED_AFTER * (1 + others) and others <= MOST_ALTERED
 
 
 def _log_probs(served: ServedModel, weights: Provenance, found: Compared) -> Iterator[str]:
@@ -165,15 +180,17 @@ def _log_probs(served: ServedModel, weights: Provenance, found: Compared) -> Ite
 def _parts(parts: dict[str, dict[str, LogProbFigures]]) -> Iterator[str]:
     for kind, of_kind in parts.items():
         known = {
-            name: each
-            for name, each in of_kind.items()
-            if name != UNKNOWN and each.tokens >= LEAST_TOKENS
+            name: figures
+            for name, figures in of_kind.items()
+            if name != UNKNOWN and figures.tokens >= LEAST_TOKENS
         }
         if len(known) < 2:
             continue
         name, worst = max(known.items(), key=lambda item: item[1].mean)
-        others = [each for each in known.values() if each is not worst]
-        mean = sum(each.mean * each.tokens for each in others) / sum(e.tokens for e in others)
+        others = [figures for figures in known.values() if figures is not worst]
+        mean = sum(figures.mean * figures.tokens for figures in others) / sum(
+            e.tokens for e in others
+        )
         if worst.p99 > LEAST_OUTLIER and worst.mean > CONCENTRATED * mean:
             yield (
                 f"concentrated by {kind}: '{name}' differs by {worst.mean:.2g} on average, all "
@@ -182,7 +199,7 @@ def _parts(parts: dict[str, dict[str, LogProbFigures]]) -> Iterator[str]:
 
 
 def _agreement(found: Compared) -> list[str]:
-    by_name = {each.name: each for each in found.passes}
+    by_name = {report.name: report for report in found.passes}
     generated = by_name.get(COLD)
     sizes = np.abs(np.concatenate(found.closest))
     sizes = sizes[np.isfinite(sizes)]
@@ -196,9 +213,9 @@ def _agreement(found: Compared) -> list[str]:
 
 def _prefill(itself: Sequence[SelfComparison]) -> Iterator[str]:
     """A trainer that computes log probabilities by a prefill sees this in all samples."""
-    for each in itself:
-        figures = each.log_probs
-        if each.varies == PREFILL_DECODE and figures and figures.max > LEAST_OUTLIER:
+    for pair in itself:
+        figures = pair.log_probs
+        if pair.varies == PREFILL_DECODE and figures and figures.max > LEAST_OUTLIER:
             yield (
                 "note: the server's own prefill and decode steps round differently: log "
                 f"probabilities differ by {figures.mean:.2g} on average, at most {figures.max:.2g}"
@@ -207,9 +224,9 @@ def _prefill(itself: Sequence[SelfComparison]) -> Iterator[str]:
 
 def _caches(passes: Sequence[PassReport], served: ServedModel) -> Iterator[str]:
     """A warm pass without cached tokens shows nothing about the cache."""
-    for each in passes:
-        if "warm" in each.name and each.samples and not each.cached_tokens:
+    for report in passes:
+        if "warm" in report.name and report.samples and not report.cached_tokens:
             why = "" if served.prefix_cache else ": the server runs without a prefix cache"
-            yield f"note: '{each.name}' found nothing in the prefix cache{why}"
-        if "cold" in each.name and each.cached_tokens:
-            yield f"note: '{each.name}' found {each.cached_tokens} tokens in the prefix cache"
+            yield f"note: '{report.name}' found nothing in the prefix cache{why}"
+        if "cold" in report.name and report.cached_tokens:
+            yield f"note: '{report.name}' found {report.cached_tokens} tokens in the prefix cache"

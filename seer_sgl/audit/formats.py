@@ -203,7 +203,9 @@ def _with(base: Sampling, overrides: Mapping[str, Any], place: str) -> Sampling:
 
 def _of_dump(path: Path, wanted: int, draw: random.Random, sampling: Sampling) -> SampleFile:
     every = read_dump(path)
-    read = (each.unusable or _of_slime(each, sampling) for each in draw.sample(every, len(every)))
+    read = (
+        sample.unusable or _of_slime(sample, sampling) for sample in draw.sample(every, len(every))
+    )
     samples, left_out = _usable(read, wanted)
     return SampleFile(
         format="slime's debug rollout data", total=len(every), samples=samples, left_out=left_out

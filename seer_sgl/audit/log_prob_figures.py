@@ -57,10 +57,10 @@ def by_part(
                 parts[kind][name].append(values[named == name])
     figures = {
         kind: {
-            name: each
+            name: found
             for name, pieces in of_kind.items()
-            if (each := log_prob_figures(np.concatenate(pieces), clip)) is not None
+            if (found := log_prob_figures(np.concatenate(pieces), clip)) is not None
         }
         for kind, of_kind in parts.items()
     }
-    return {kind: each for kind, each in figures.items() if set(each) - {"unknown"}}
+    return {kind: by_name for kind, by_name in figures.items() if set(by_name) - {"unknown"}}

@@ -69,7 +69,9 @@ def plan(samples: Sequence[RecordedSample], served: ServedModel, budget: int | N
             left_out[reason] += 1
             continue
         fixed = sample.unrepeatable or _seedless(sample, served)
-        passes = [each for each in PASSES if each.kind == "prefill" or fixed is None]
+        passes = [
+            audit_pass for audit_pass in PASSES if audit_pass.kind == "prefill" or fixed is None
+        ]
         cost = len(passes) * sample.tokens
         if budget is not None and total + cost > budget:
             left_out["beyond the budget of tokens"] += 1

@@ -44,27 +44,29 @@ async def run_passes(
     """
     answers = Answers({}, {}, [])
     run = uuid.uuid4().hex  # no earlier audit has used the same part of the cache
-    for each in PASSES:
-        if each.kind == "generate" and not any(plan.generated):
+    for audit_pass in PASSES:
+        if audit_pass.kind == "generate" and not any(plan.generated):
             continue
-        if flush and not each.warm:
+        if flush and not audit_pass.warm:
             await client.flush()
 
-        def key(index: int, cache: str = each.cache) -> str:
+        def key(index: int, cache: str = audit_pass.cache) -> str:
             return f"audit-{run}-{cache}-{index}"
 
-        if each.kind == "prefill":
+        if audit_pass.kind == "prefill":
 
-            async def prefill(index: int, of: Pass = each) -> Prefilled:
+            async def prefill(index: int, of: Pass = audit_pass) -> Prefilled:
                 sample = plan.samples[index]
                 answer = await client.prefill(sample, key(index, of.cache), top(sample))
                 on_call(of, sample.tokens)
                 return answer
 
-            answers.prefilled[each.name] = await _every(len(plan.samples), prefill, each, batch)
+            answers.prefilled[audit_pass.name] = await _every(
+                len(plan.samples), prefill, audit_pass, batch
+            )
         else:
 
-            async def generate(index: int, of: Pass = each) -> Generated | None:
+            async def generate(index: int, of: Pass = audit_pass) -> Generated | None:
                 if not plan.generated[index]:
                     return None
                 sample = plan.samples[index]
@@ -72,7 +74,9 @@ async def run_passes(
                 on_call(of, sample.tokens)
                 return answer
 
-            answers.generated[each.name] = await _every(len(plan.samples), generate, each, batch)
+            answers.generated[audit_pass.name] = await _every(
+                len(plan.samples), generate, audit_pass, batch
+            )
     for number, probe in enumerate(plan.probes):
         again = await client.generate(probe, f"audit-{run}-probe-{number}")
         on_call(PASSES[-1], probe.tokens)

@@ -18,12 +18,12 @@ FIGURES = ("mean", "p99", "max", "KL", "clipped")
 def passes_table(passes: Sequence[PassReport], title: str) -> Table:
     """Returns a table with a row per pass: what the server computes against the file."""
     table = _table(title, "pass", ("samples", "tokens", "cached", "same", "near ties"))
-    for each in passes:
-        same = "" if each.same_samples is None else f"{each.same_samples} of {each.samples}"
-        ties = f"{each.near_ties} of {each.changed}" if each.changed else ""
-        counts = (each.samples, each.tokens, each.cached_tokens)
+    for report in passes:
+        same = "" if report.same_samples is None else f"{report.same_samples} of {report.samples}"
+        ties = f"{report.near_ties} of {report.changed}" if report.changed else ""
+        counts = (report.samples, report.tokens, report.cached_tokens)
         table.add_row(
-            each.name, *(f"{count:,}" for count in counts), same, ties, *_cells(each.log_probs)
+            report.name, *(f"{count:,}" for count in counts), same, ties, *_cells(report.log_probs)
         )
     return table
 
@@ -31,12 +31,12 @@ def passes_table(passes: Sequence[PassReport], title: str) -> Table:
 def itself_table(itself: Sequence[SelfComparison]) -> Table:
     """Returns a table with a row per two passes: the server against itself."""
     table = _table("the server against itself", "passes", ("varies", "same"))
-    for each in itself:
-        same = f"{each.samples - each.changed} of {each.samples}"
-        if each.varies == PREFILL_DECODE:
+    for pair in itself:
+        same = f"{pair.samples - pair.changed} of {pair.samples}"
+        if pair.varies == PREFILL_DECODE:
             same = ""
-        cells = _cells(each.log_probs)
-        table.add_row(f"{each.first} / {each.second}", each.varies, same, *cells)
+        cells = _cells(pair.log_probs)
+        table.add_row(f"{pair.first} / {pair.second}", pair.varies, same, *cells)
     return table
 
 
@@ -44,8 +44,8 @@ def parts_table(parts: Mapping[str, Mapping[str, LogProbFigures]]) -> Table:
     """Returns a table of the prefill's differences, by part of the responses."""
     table = _table("prefill, alone: by part", "part", ("", "tokens"))
     for kind, of_kind in parts.items():
-        for name, each in of_kind.items():
-            table.add_row(kind, Text(name), f"{each.tokens:,}", *_cells(each))
+        for name, figures in of_kind.items():
+            table.add_row(kind, Text(name), f"{figures.tokens:,}", *_cells(figures))
     return table
 
 
@@ -53,8 +53,8 @@ def difference_lines(passes: Sequence[PassReport]) -> Iterator[str]:
     """Yields a line for each first difference, equal ones of several passes once."""
     seen: dict[tuple[str, int, int], list[str]] = {}
     lines: dict[tuple[str, int, int], str] = {}
-    for each in passes:
-        for first in each.differences:
+    for report in passes:
+        for first in report.differences:
             key = (first.sample, first.position, first.generated)
             tie = {None: "gap unknown", True: "near tie", False: "no near tie"}[first.near_tie]
             gap = "" if first.gap is None else f", gap {first.gap:.3g}"
@@ -64,7 +64,7 @@ def difference_lines(passes: Sequence[PassReport]) -> Iterator[str]:
                 f"({first.generated_log_prob:.4f}), which gives the file's token "
                 f"{_number(first.server_log_prob)}{gap}: {tie}"
             )
-            seen.setdefault(key, []).append(each.name)
+            seen.setdefault(key, []).append(report.name)
     for key, line in lines.items():
         yield f"{line} ({'; '.join(seen[key])})"
 
@@ -77,15 +77,15 @@ def largest_table(largest: Sequence[LargeDifference]) -> Table:
     for name in ("file", "server", "difference"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("parts")
-    for each in largest:
-        parts = ", ".join(part for kind, part in each.parts.items() if kind != "position")
+    for difference in largest:
+        parts = ", ".join(part for kind, part in difference.parts.items() if kind != "position")
         table.add_row(
-            Text(each.sample),
-            str(each.position),
-            str(each.token),
-            f"{each.recorded:.6f}",
-            f"{each.server:.6f}",
-            f"{each.server - each.recorded:+.2e}",
+            Text(difference.sample),
+            str(difference.position),
+            str(difference.token),
+            f"{difference.recorded:.6f}",
+            f"{difference.server:.6f}",
+            f"{difference.server - difference.recorded:+.2e}",
             Text(parts),
         )
     return table

@@ -47,11 +47,13 @@ def exceeded(
 
 def _measured(passes: list[PassReport], weights: Provenance) -> Iterator[tuple[str, float]]:
     """Yields the worst value of each figure over the passes."""
-    scored = [each.log_probs for each in passes if each.same_samples is None and each.log_probs]
+    scored = [
+        report.log_probs for report in passes if report.same_samples is None and report.log_probs
+    ]
     if scored:
         for name in FIGURES:
-            yield name, max(getattr(each, name) for each in scored)
-    counted = [each.changed for each in passes if each.same_samples is not None]
+            yield name, max(getattr(figures, name) for figures in scored)
+    counted = [report.changed for report in passes if report.same_samples is not None]
     if counted:
         yield "changed", max(counted)
     yield "versions", max(weights.other_samples, int(weights.same_digest is False))

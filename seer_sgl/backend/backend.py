@@ -101,7 +101,7 @@ class Backend:
         if there is no such engine.
         """
         if engine_id not in self._leaving:
-            engine_ids = [each.info.engine_id for each in self.fleet.of_server(engine_id)]
+            engine_ids = [engine.info.engine_id for engine in self.fleet.of_server(engine_id)]
             task = asyncio.create_task(self._drained(engine_ids))
             self._leaving |= dict.fromkeys(engine_ids, task)
         return asyncio.shield(self._leaving[engine_id])

@@ -66,7 +66,7 @@ async def init_group(state: FleetState, group: TrainerGroup) -> CallResult:
         replies = await call_all(engines, "POST", "/init_weights_update_group", bodies)
     failed = failures(replies, all_needed=True)
     if not failed:
-        state.groups[group.name] = frozenset(start_of(each) for each in engines)
+        state.groups[group.name] = frozenset(start_of(engine) for engine in engines)
     return CallResult(replies, failed)
 
 

@@ -119,7 +119,9 @@ class FleetState:
         """
         engines = self.engines()
         if self.session is not None:
-            engines = [each for each in engines if each.info.engine_id in self.session.engines]
+            engines = [
+                engine for engine in engines if engine.info.engine_id in self.session.engines
+            ]
         if not engines:
             raise RolloutError("no engine is left in the weight update")
         return engines

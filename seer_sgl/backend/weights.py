@@ -134,7 +134,7 @@ async def end(state: FleetState, fields: Fields) -> CallResult:
         engines = state.engines()
         replies = await call_all(engines, "POST", "/end_weight_update", body_of(fields))
         ended = succeeded(engines, replies)
-        updated = {name: each for name, each in session.engines.items() if name in ended}
+        updated = {name: engine for name, engine in session.engines.items() if name in ended}
         replies = {name: replies[name] for name in session.engines if name in replies}
         await mark_updated(state, updated, session.version, starts=session.starts)
         state.parts.forget()
@@ -159,9 +159,9 @@ async def update(state: FleetState, new: WeightUpdate, before: Before | None) ->
         replies: dict[str, EngineReply] = {}
         if new.flush_cache and not state.lacks_memory:
             replies |= failed_of(await each_idle(engines, pause=state.mode))
-        if state.mode == "in_place" and any(each.status for each in replies.values()):
+        if state.mode == "in_place" and any(reply.status for reply in replies.values()):
             return CallResult(replies, failed_of(replies), IN_PLACE)
-        ready = [each for each in engines if no_failure_so_far(each, replies)]
+        ready = [engine for engine in engines if no_failure_so_far(engine, replies)]
         if new.collective and len(ready) < len(engines):
             return CallResult(replies, replies)
         starts = await starts_of(ready) if session is None else {}
@@ -195,7 +195,7 @@ async def rename(
             state.session.version = version
         elif updated:
             stale = state.driver.stale
-            current = {name: each for name, each in updated.items() if name not in stale}
+            current = {name: engine for name, engine in updated.items() if name not in stale}
             await mark_updated(state, current, version, loaded=False)
     return _served_if_any(replies)
 
@@ -205,7 +205,7 @@ async def adopt(state: FleetState, version: str | None) -> None:
     if state.session is not None:
         raise StateError("a weight update is open; call end_update() first")
     async with state.holds.during(UPDATE):
-        engines = {each.info.engine_id: each for each in state.engines()}
+        engines = {engine.info.engine_id: engine for engine in state.engines()}
         await mark_updated(state, engines, version)
         state.parts.forget()
     stale = state.driver.stale
@@ -228,7 +228,7 @@ async def _sent(
     if not (new.needs_session and supplied):
         return dict(await call_all(engines, "POST", new.path, bodies))
     opened = await all_opened(engines, body_of({}, selector=new.selector))
-    begun = [each for each in engines if no_failure_so_far(each, opened)]
+    begun = [engine for engine in engines if no_failure_so_far(engine, opened)]
     updated: Replies = {}
     if len(begun) == len(engines) or not new.collective:
         updated = await call_all(begun, "POST", new.path, bodies)

@@ -162,9 +162,9 @@ def identical(digests: Digests, reference: Digests) -> int:
 
 async def total_work(engines: Sequence[HttpEngine]) -> EngineWork | None:
     """Returns the total work of all engines; None if one of them does not report it."""
-    each = [await engine.work() for engine in engines]
-    known = [work for work in each if work is not None]
-    if len(known) < len(each):
+    works = [await engine.work() for engine in engines]
+    known = [work for work in works if work is not None]
+    if len(known) < len(works):
         return None
     return EngineWork(
         forward_steps=sum(work.forward_steps for work in known),

@@ -49,7 +49,7 @@ class Monitor:
     @property
     def stale(self) -> dict[str, str]:
         """The engines that may not come back before the next weight update: why, by id."""
-        lacking = ((name, each.health.lacks) for name, each in self._watched.items())
+        lacking = ((name, watched.health.lacks) for name, watched in self._watched.items())
         return {name: why for name, why in lacking if why is not None}
 
     def health(self, engine_id: str) -> Health:
@@ -213,7 +213,7 @@ class Monitor:
         although it has confirmed the update to the trainer.
         """
         updates = self.updates
-        serving = (each.engine for each in self._watched.values() if each.health.serves)
+        serving = (other.engine for other in self._watched.values() if other.health.serves)
         restored = await watched.restore(next(serving, None))
         if restored is None:
             return problem
@@ -271,16 +271,16 @@ class Monitor:
         """
         if self.weight_version is None or self._control.paused:
             return
-        serving = (each for each in self._watched.values() if each.slot.available)
-        versions = {each.engine.info.weight_version for each in serving}
+        serving = (watched for watched in self._watched.values() if watched.slot.available)
+        versions = {watched.engine.info.weight_version for watched in serving}
         if len(versions) == 1:
             (self.weight_version,) = versions
 
     def _report_mixed(self) -> None:
         """Logs an error if engines have served different versions for too long, once until they
         serve one again. None of them is taken out: it is not known which of them is right."""
-        serving = [each for each in self._watched.values() if each.slot.available]
-        versions = {each.name: each.engine.info.weight_version for each in serving}
+        serving = [watched for watched in self._watched.values() if watched.slot.available]
+        versions = {watched.name: watched.engine.info.weight_version for watched in serving}
         if self._control.paused or len(set(versions.values())) < 2:
             self._mixed_s = 0.0
             return
@@ -299,7 +299,7 @@ class Monitor:
         engine gives up its own group first. An engine that the fleet is restarting is waited
         for.
         """
-        slots = [each.slot for each in self._watched.values()]
+        slots = [watched.slot for watched in self._watched.values()]
         available = {slot for slot in slots if slot.available}
         served = sum(slot.served for slot in slots)
         serves = served > self._served or available & self._available or self._returning
@@ -317,5 +317,5 @@ class Monitor:
     @property
     def _returning(self) -> bool:
         """Whether the fleet is starting an engine again."""
-        phases = {each.engine.server.phase for each in self._watched.values()}
+        phases = {watched.engine.server.phase for watched in self._watched.values()}
         return bool(phases & {ServerPhase.ENDED, ServerPhase.STARTING})

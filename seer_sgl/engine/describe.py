@@ -84,7 +84,7 @@ def described(
             "prefills and decodes its requests itself"
         )
     state = server.state(dp_rank)
-    if state is None and any(each.seer_sgl for each in server.internal_states):
+    if state is None and any(rank_state.seer_sgl for rank_state in server.internal_states):
         raise EngineUnavailable(f"{name}: this rank does not answer", engine_id=engine_id)
     if state is None:
         raise EngineStartError(

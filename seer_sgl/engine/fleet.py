@@ -90,7 +90,7 @@ class Fleet:
         for engine in self.engines:
             if engine.info.engine_id == engine_id:
                 server_id = engine.info.server_id
-                return [each for each in self.engines if each.info.server_id == server_id]
+                return [other for other in self.engines if other.info.server_id == server_id]
         raise ConfigError(f"engine {engine_id} is not in the fleet")
 
     async def stop_engine(self, engine_id: str) -> None:
@@ -121,8 +121,8 @@ class Fleet:
             placed = await _all_done(map(self._placed, ids, urls))
             starts = [start for start in placed if isinstance(start, EngineStart)]
             infos = await all_ready(starts, self._session, self._timing)
-            ready = [each for each in infos if not isinstance(each, EngineDelayed)]
-            delayed = [each for each in (*placed, *infos) if isinstance(each, EngineDelayed)]
+            ready = [of_server for of_server in infos if not isinstance(of_server, EngineDelayed)]
+            delayed = [delay for delay in (*placed, *infos) if isinstance(delay, EngineDelayed)]
             if delayed and not ready:
                 raise delayed[0]
             engines = {
@@ -130,7 +130,7 @@ class Fleet:
                 for start, of_server in zip(starts, infos, strict=True)
                 if not isinstance(of_server, EngineDelayed)
             }
-            engines |= {each.engine_id: self._late(each, ready[0]) for each in delayed}
+            engines |= {delay.engine_id: self._late(delay, ready[0]) for delay in delayed}
         except BaseException:
             await asyncio.gather(*map(self._supervisor.remove, ids))
             await asyncio.gather(*map(self._launcher.stop, ids))

@@ -234,7 +234,7 @@ class ServerInfo(msgspec.Struct):
         if self.dp_size == 1:
             return self.max_total_num_tokens
         memory = (state.memory_usage for state in self.internal_states)
-        capacities = (None if each is None else each.token_capacity for each in memory)
+        capacities = (None if usage is None else usage.token_capacity for usage in memory)
         return min([self.max_total_num_tokens, *filter(None, capacities)])
 
 

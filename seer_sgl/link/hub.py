@@ -61,7 +61,7 @@ class HubClient(DraftSink):
         self._timeout = aiohttp.ClientTimeout(total=timing.draft_read_s)
         self._headers = {"Authorization": f"Bearer {token}"}
         hello = messages.Hello(messages.PROTOCOL, f"driver-{secrets.token_hex(4)}", 0, 1)
-        self._links = [Link(each, token, hello, timing) for each in url.split(",")]
+        self._links = [Link(hub_url, token, hello, timing) for hub_url in url.split(",")]
         for hub, link in enumerate(self._links):
             link.on_connect(functools.partial(self._send_again, hub))
 
@@ -122,9 +122,9 @@ async def _facts(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | N
 def _added(counted: Sequence[Any], name: str = "") -> Any:
     """Returns the counters of several hubs together: sums, the longest wait, all instances."""
     first = counted[0]
-    if all(isinstance(each, dict) for each in counted):
-        return {key: _added([each.get(key) for each in counted], key) for key in first}
-    if all(isinstance(each, int | float) for each in counted):
+    if all(isinstance(counters, dict) for counters in counted):
+        return {key: _added([counters.get(key) for counters in counted], key) for key in first}
+    if all(isinstance(count, int | float) for count in counted):
         return max(counted) if name == "max_s" else sum(counted)
     return "+".join(map(str, counted))
 

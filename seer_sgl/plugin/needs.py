@@ -105,7 +105,7 @@ def _overrides(nodes: Iterable[ast.AST], imported: dict[str, str]) -> Iterator[O
         for method in node.body:
             if isinstance(method, ast.FunctionDef) and bases:
                 args = method.args
-                names = [each.arg for each in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+                names = [arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
                 takes = " ".join([*names, *(["*"] if args.kwarg else [])])
                 yield from (Override(f"{base}.{method.name}", takes) for base in bases)
 
@@ -146,22 +146,22 @@ def lacking(hooks: Sequence[Hook], used: Sequence[Path], sources: Sources) -> It
     """Yields one line per need of hooks and files of the plugin that SGLang does not meet."""
     needs = [needs_of(file) for file in used]
     targets = {hook.target for hook in hooks}
-    imports = {name for each in needs for name in each.imports}
+    imports = {name for need in needs for name in need.imports}
     for kind, names in (("hook", targets), ("import", imports)):
         for name in sorted(names):
             if sources.find(name) is None:
                 owner, _, last = name.rpartition(".")
                 yield _gone(kind, last, owner, sources)
-    for name, classes in sorted({member for each in needs for member in each.members}):
+    for name, classes in sorted({member for need in needs for member in need.members}):
         if not any(sources.find(f"{owner}.{name}") for owner in classes):
             yield _gone("member", name, classes[0], sources)
     for hook in hooks:
         target = parameters(sources, hook.target)
         if target is not None and not accepts(hook, target):
             yield f"hook {hook.target}: its parameters are ({ast.unparse(target)})"
-    for call in sorted({call for each in needs for call in each.calls}):
+    for call in sorted({call for need in needs for call in need.calls}):
         yield from _refused(call, sources)
-    for override in sorted({override for each in needs for override in each.overrides}):
+    for override in sorted({override for need in needs for override in need.overrides}):
         yield from _unknown(override, sources)
 
 
@@ -171,7 +171,7 @@ def _unknown(override: Override, sources: Sources) -> Iterator[str]:
     takes = override.takes.split()
     if target is None or "*" in takes:
         return
-    names = [each.arg for each in (*target.posonlyargs, *target.args, *target.kwonlyargs)]
+    names = [arg.arg for arg in (*target.posonlyargs, *target.args, *target.kwonlyargs)]
     for name in names:
         if name not in takes:
             yield f"override {override.name}: a new parameter {name}"
@@ -194,15 +194,15 @@ def accepts(hook: Hook, target: ast.arguments) -> bool:
     Arguments with a default are tried by name only.
     """
     extra = [None] if hook.kind in ("after", "around") else []  # the result, or SGLang's function
-    places = [each.arg for each in (*target.posonlyargs, *target.args)]
+    places = [arg.arg for arg in (*target.posonlyargs, *target.args)]
     least = len(places) - len(target.defaults)
     own = 1 if places[:1] in (["self"], ["cls"]) else len(target.posonlyargs)
-    names = [each.arg for each in target.kwonlyargs]
+    names = [arg.arg for arg in target.kwonlyargs]
     required = [
         name for name, default in zip(names, target.kw_defaults, strict=True) if default is None
     ]
     takes = inspect.signature(hook.function)
-    kinds = {each.kind for each in takes.parameters.values()}
+    kinds = {parameter.kind for parameter in takes.parameters.values()}
     if target.vararg and inspect.Parameter.VAR_POSITIONAL not in kinds:
         return False
     if target.kwarg and inspect.Parameter.VAR_KEYWORD not in kinds:
@@ -239,17 +239,17 @@ def _signature(target: ast.arguments) -> inspect.Signature:
     least = len(places) - len(target.defaults)
     found = [
         parameter(
-            each.arg,
+            arg.arg,
             parameter.POSITIONAL_OR_KEYWORD,
             default=parameter.empty if index < least else None,
         )
-        for index, each in enumerate(places)
+        for index, arg in enumerate(places)
     ]
     if target.vararg:
         found.append(parameter(target.vararg.arg, parameter.VAR_POSITIONAL))
-    for each, default in zip(target.kwonlyargs, target.kw_defaults, strict=True):
+    for arg, default in zip(target.kwonlyargs, target.kw_defaults, strict=True):
         value = parameter.empty if default is None else None
-        found.append(parameter(each.arg, parameter.KEYWORD_ONLY, default=value))
+        found.append(parameter(arg.arg, parameter.KEYWORD_ONLY, default=value))
     if target.kwarg:
         found.append(parameter(target.kwarg.arg, parameter.VAR_KEYWORD))
     return inspect.Signature(found)

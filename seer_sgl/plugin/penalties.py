@@ -161,8 +161,8 @@ def _count_all(penalizer: SglMinNewTokens, row: int, tokens: torch.Tensor) -> No
 
 
 def _count_each(penalizer: SglFrequencyPenalty, row: int, tokens: torch.Tensor) -> None:
-    each = penalizer.frequency_penalties[row].expand(len(tokens))
-    penalizer.cumulated_frequency_penalties[row].scatter_add_(0, tokens, each)
+    penalties = penalizer.frequency_penalties[row].expand(len(tokens))
+    penalizer.cumulated_frequency_penalties[row].scatter_add_(0, tokens, penalties)
 
 
 def _mark_present(penalizer: SglPresencePenalty, row: int, tokens: torch.Tensor) -> None:

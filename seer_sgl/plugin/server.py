@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
     load_plugins()
     plugin = current()
     off = {} if plugin is None else plugin.off
-    if contract.DRAFTS in off and any(contract.ALGORITHM in each for each in arguments):
+    if contract.DRAFTS in off and any(contract.ALGORITHM in argument for argument in arguments):
         sys.exit(f"seer-sgl: this server cannot draft: {off[contract.DRAFTS]}")
     server_args = prepare_server_args(arguments)
     problem = refusal(off, server_args, os.environ)

@@ -165,7 +165,7 @@ def _defined(node: ast.stmt) -> set[str]:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Assign):
-        inner = [one for each in node.targets for one in ast.walk(each)]
+        inner = [one for target in node.targets for one in ast.walk(target)]
         return {one.id for one in inner if isinstance(one, ast.Name)}
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         return {node.target.id}

@@ -44,7 +44,7 @@ def free_port(host: str = LOOPBACK) -> int:
     outgoing connections, and is never returned twice. Raises ConfigError if there is none.
     """
     for port in random.sample(PORTS, len(PORTS)):
-        if port not in _given and all(_is_free(port, each) for each in {LOOPBACK, host}):
+        if port not in _given and all(_is_free(port, address) for address in {LOOPBACK, host}):
             if _held is not None and not _hold(port):
                 continue
             _given.add(port)

@@ -87,7 +87,7 @@ class Restarts:
         if self._row and now - self._row[-1].at < self._pause:
             return False
         failures = sum(
-            not (each.ready and self._incidents.correlated(each.at)) for each in self._row
+            not (failure.ready and self._incidents.correlated(failure.at)) for failure in self._row
         )
         if failures < MOST_FAILURES:
             return True

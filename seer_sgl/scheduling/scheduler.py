@@ -375,11 +375,11 @@ class Scheduler:
         request = attempts.request
         budget = self._suspects.budget(attempts, self._budget(request))
         total_len = request.total_with(budget)
-        others = self._setbacks.others(attempts) or [each for each in self._fleet if each.available]
+        others = self._setbacks.others(attempts) or [slot for slot in self._fleet if slot.available]
         able = (
-            each
-            for each in others
-            if self._suspects.may_join(each) and each.admits(request, total_len)
+            slot
+            for slot in others
+            if self._suspects.may_join(slot) and slot.admits(request, total_len)
         )
         slot = min(able, key=lambda e: (e.inflight, e is not self._awaited), default=None)
         trial = self._suspects.is_trial(attempts)

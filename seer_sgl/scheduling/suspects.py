@@ -151,4 +151,6 @@ class Suspects:
     def _tests(self) -> bool:
         """Returns whether a test is left or runs."""
         apart = itertools.chain(self._waiting.values(), self._alone.values())
-        return any(each.isolated and each.engine_deaths < self._max_kills for each in apart)
+        return any(
+            attempts.isolated and attempts.engine_deaths < self._max_kills for attempts in apart
+        )

@@ -152,18 +152,20 @@ class GenerateReader:
             raise NotDivisible(EXPERTS)
         prompts, single = self._prompts(request)
         parameters = request.sampling_params or {}
-        each = parameters if isinstance(parameters, list) else [parameters] * len(prompts)
-        if len(each) != len(prompts):
+        per_prompt = parameters if isinstance(parameters, list) else [parameters] * len(prompts)
+        if len(per_prompt) != len(prompts):
             raise NotDivisible("sampling_params")
-        n = _samples(each)
+        n = _samples(per_prompt)
         require_few(len(prompts) * n)
         images = self._read_images(request.image_data, prompts, single)
         single = single and n == 1
         rids = _rids(request.rid, len(prompts), n, single)
-        group_ids = [_name(each) for each in _spread("group_id", request.group_id, len(prompts))]
+        group_ids = [
+            _name(group_id) for group_id in _spread("group_id", request.group_id, len(prompts))
+        ]
         own_session = _name(request.session_id)
         calls: list[Call] = []
-        for number, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
+        for number, (prompt, params) in enumerate(zip(prompts, per_prompt, strict=True)):
             found = images[number]
             sampling, seed = self._sampling(params, len(prompt), found.tokens, experts)
             group_id, size = group_ids[number], request.group_size
@@ -224,11 +226,11 @@ class GenerateReader:
             return [NO_IMAGES] * len(prompts)
         if self._images is None:
             raise NotDivisible("image_data")
-        each = [given] if single else given
-        if not isinstance(each, list) or len(each) != len(prompts):
+        per_prompt = [given] if single else given
+        if not isinstance(per_prompt, list) or len(per_prompt) != len(prompts):
             raise NotDivisible("image_data")
         reader, found = self._images.of_body(MOST_OF_BODY), []
-        for prompt, own in zip(prompts, each, strict=True):
+        for prompt, own in zip(prompts, per_prompt, strict=True):
             references = [own] if isinstance(own, str) else own or []
             if not isinstance(references, list) or {*map(type, references)} - {str}:
                 raise NotDivisible("image_data")
@@ -361,9 +363,9 @@ def require_possible(text: str, longest: int, name: str = "text") -> None:
         )
 
 
-def _samples(each: list[Parameters]) -> int:
+def _samples(parameters: list[Parameters]) -> int:
     """Returns `n`, which all parameters of a batch have in common."""
-    counts = [1 if params.get(N) is None else params[N] for params in each]
+    counts = [1 if params.get(N) is None else params[N] for params in parameters]
     n = counts[0]
     if type(n) is not int or n < 1 or any(other != n for other in counts):
         raise NotDivisible(N)

@@ -169,7 +169,7 @@ class Generation(Observer):
         Returns them. They end when their engines have returned the tokens. Their groups stay open
         for their continuations: a partial rollout sends those after a training step.
         """
-        aborted = [each for rid, each in self._answers.items() if named.match(rid)]
+        aborted = [answer for rid, answer in self._answers.items() if named.match(rid)]
         for answer in aborted:
             self._interrupt(answer)
             self.give_up(answer)

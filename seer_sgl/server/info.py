@@ -95,20 +95,20 @@ class Info:
         """
         info = await self._asked("/server_info")
         infos = self._service.infos()
-        ranks = sum(each.ranks for each in infos)
+        ranks = sum(engine.ranks for engine in infos)
         info |= {"tp_size": ranks, "pp_size": 1, "host": http.url.host, "port": http.url.port}
-        info["max_total_num_tokens"] = sum(each.max_total_num_tokens for each in infos)
+        info["max_total_num_tokens"] = sum(engine.max_total_num_tokens for engine in infos)
         info["seer"] = {
             "engines": [
                 {
-                    "id": each.engine_id,
-                    "url": each.url,
-                    "ranks": each.ranks,
-                    "weight_version": each.weight_version,
-                    "serves": self._service.serves(each.engine_id),
-                    "stale": self._service.driver.stale.get(each.engine_id),
+                    "id": engine.engine_id,
+                    "url": engine.url,
+                    "ranks": engine.ranks,
+                    "weight_version": engine.weight_version,
+                    "serves": self._service.serves(engine.engine_id),
+                    "stale": self._service.driver.stale.get(engine.engine_id),
                 }
-                for each in infos
+                for engine in infos
             ],
             "ranks": ranks,
             "held": self._service.backend.holds.section(),
@@ -127,7 +127,7 @@ class Info:
         """
         query = f"?{http.query_string}" if http.query_string else ""
         engines = list(self._service.fleet.engines)
-        answers = await asyncio.gather(*(self._load(each, query) for each in engines))
+        answers = await asyncio.gather(*(self._load(engine, query) for engine in engines))
         merged: dict[str, Any] = {}
         entries: list[dict[str, Any]] = []
         for answer in answers:
@@ -166,7 +166,7 @@ class Info:
     def _queued(self) -> int:
         """Returns the number of responses in progress that no engine has now."""
         service = self._service
-        sent = sum(service.driver.in_flight(each.engine_id) for each in service.driver.engines)
+        sent = sum(service.driver.in_flight(engine.engine_id) for engine in service.driver.engines)
         return max(0, service.generation.in_progress - sent)
 
     async def _load(self, engine: HttpEngine, query: str) -> dict[str, Any] | None:
@@ -176,7 +176,7 @@ class Info:
             return None
         if engine.info.dp_size > 1:  # the server answers for all its ranks
             rank = engine.info.dp_rank
-            own = [each for each in _entries(answer) if each.get("dp_rank") == rank]
+            own = [entry for entry in _entries(answer) if entry.get("dp_rank") == rank]
             answer["loads"] = own
         return answer
 
@@ -198,7 +198,7 @@ class Info:
 def _entries(answer: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the entries of an answer of `/v1/loads`; without those that are no objects."""
     loads = answer.get("loads")
-    return [each for each in loads if isinstance(each, dict)] if isinstance(loads, list) else []
+    return [entry for entry in loads if isinstance(entry, dict)] if isinstance(loads, list) else []
 
 
 def _one_token() -> Call:

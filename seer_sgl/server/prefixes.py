@@ -11,7 +11,7 @@ class Prefixes:
 
     def __init__(self, prefixes: Iterable[str]) -> None:
         self._prefixes = frozenset(prefixes)
-        self._lengths = sorted({len(each) for each in self._prefixes})
+        self._lengths = sorted({len(prefix) for prefix in self._prefixes})
 
     def match(self, name: str) -> bool:
         """Returns whether a name begins with one of the prefixes."""

@@ -137,7 +137,7 @@ class Rollouts:
 
     def abort(self, named: Prefixes) -> int:
         """Ends the rollouts whose name `named` matches. Returns their number."""
-        aborted = [each for name, each in self._running.items() if named.match(name)]
+        aborted = [served for name, served in self._running.items() if named.match(name)]
         for served in aborted:
             served.finish("aborted")
         return len(aborted)
@@ -244,7 +244,7 @@ class _Input(msgspec.Struct):
 
 def _responses(records: Records, n: int) -> int:
     """Returns the number of responses of groups. `n`: of one without its own."""
-    return sum((None if isinstance(each, str) else each.n) or n for each in records)
+    return sum((None if isinstance(record, str) else record.n) or n for record in records)
 
 
 async def _next(reading: Iterator[Prompt], threaded: bool) -> Prompt | None:

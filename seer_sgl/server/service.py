@@ -233,9 +233,9 @@ class Service:
         """
         rollouts = self.rollouts.abort(named)
         aborted = self.generation.abort(named)
-        sent_on = [each for each in self._passthroughs if each.named(named)]
+        sent_on = [passthrough for passthrough in self._passthroughs if passthrough.named(named)]
         await asyncio.gather(
-            *(each.abort(named) for each in sent_on),
+            *(passthrough.abort(named) for passthrough in sent_on),
             *(self._until_ended(answer) for answer in aborted),
         )
         return len(aborted) + len(sent_on) + rollouts
@@ -255,7 +255,9 @@ class Service:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ABORT_S):
                     self.generation.abort(EVERY)
-                    await asyncio.gather(*(each.abort(EVERY) for each in self._passthroughs))
+                    await asyncio.gather(
+                        *(passthrough.abort(EVERY) for passthrough in self._passthroughs)
+                    )
                     await self._until_idle()
 
     async def _until_idle(self) -> None:

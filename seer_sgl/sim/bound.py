@@ -24,7 +24,10 @@ def lower_bound_s(responses: Sequence[Responses], config: SimConfig) -> float:
         for group in responses
         for length in group.lengths
     ]
-    tokens, held = sum(each.tokens for each in work), sum(each.held for each in work)
+    tokens, held = (
+        sum(response.tokens for response in work),
+        sum(response.held for response in work),
+    )
     steps = max(held / engine.kv_tokens, tokens / engine.max_running_requests)
     overhead_s, row_s = engine.overhead_ms * 1e-3, engine.row_overhead_us * 1e-6
     weights_s = step.fixed(1) - overhead_s - row_s
@@ -32,10 +35,12 @@ def lower_bound_s(responses: Sequence[Responses], config: SimConfig) -> float:
         steps * overhead_s
         + max(steps * weights_s, tokens * step.per_row_compute)
         + tokens * row_s
-        + sum(each.read for each in work) * step.attention()
+        + sum(response.read for response in work) * step.attention()
         + sum(len(group.prompt_ids) for group in responses) * step.per_prefill_token
     )
-    alone = max(each.tokens * step.fixed(1) + each.read * step.attention() for each in work)
+    alone = max(
+        response.tokens * step.fixed(1) + response.read * step.attention() for response in work
+    )
     return max(together / engine.count, alone)
 
 

@@ -81,5 +81,5 @@ def draws_table(workload: str, seeds: Sequence[int], rows: Sequence[DrawnPolicy]
     for row in rows:
         ratios = row.ratio_to_baseline, row.tail_cut, row.ratio_to_oracle, row.share_of_bound
         figures = *ratios, row.accept_length, row.pool_peak_gb
-        table.add_row(row.policy, *("" if each is None else str(each) for each in figures))
+        table.add_row(row.policy, *("" if figure is None else str(figure) for figure in figures))
     return table

@@ -86,19 +86,23 @@ def read_requests(path: Path, source: str) -> Imported:
     requests = decoded(path.read_bytes(), f"{source}: {path}", decoder)
 
     def responses() -> Iterator[TracedResponse]:
-        for number, each in enumerate(requests):
-            if each.error is not None or each.info is None or each.info.response_metrics is None:
+        for number, request in enumerate(requests):
+            if (
+                request.error is not None
+                or request.info is None
+                or request.info.response_metrics is None
+            ):
                 continue
-            counts = each.info.response_metrics
+            counts = request.info.response_metrics
             counted = counts.server_usage.completion_tokens if counts.server_usage else None
             yield TracedResponse(
                 place=f"{source}: {path}: request {number}",
                 length=counted or counts.output_tokens,
-                group=each.request,
-                prompt_tokens=each.info.input_tokens,
+                group=request.request,
+                prompt_tokens=request.info.input_tokens,
             )
 
-    failed = sum(each.error is not None for each in requests)
+    failed = sum(request.error is not None for request in requests)
     return Imported(
         format="inference-perf's requests",
         responses=responses(),

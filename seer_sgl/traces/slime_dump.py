@@ -51,8 +51,12 @@ class SlimeSample(msgspec.Struct, kw_only=True):
         if not 0 < self.response_length < len(self.tokens):
             return "without tokens"
         count = self.response_length
-        lists = [each for each in (self.rollout_log_probs, self.loss_mask) if each is not None]
-        return "lists of different lengths" if any(len(each) != count for each in lists) else None
+        lists = [
+            values for values in (self.rollout_log_probs, self.loss_mask) if values is not None
+        ]
+        return (
+            "lists of different lengths" if any(len(values) != count for values in lists) else None
+        )
 
 
 def is_dump(path: Path) -> bool:
@@ -77,7 +81,7 @@ def read_dump(path: Path) -> list[SlimeSample]:
     samples = content.get("samples") if isinstance(content, Mapping) else None
     if not isinstance(samples, list) or not samples:
         raise ConfigError(f"{path}: no samples: slime's debug rollout data has a list of them")
-    return [_sample(each, f"{path}: samples[{number}]") for number, each in enumerate(samples)]
+    return [_sample(sample, f"{path}: samples[{number}]") for number, sample in enumerate(samples)]
 
 
 def responses_of(path: Path, source: str) -> Imported:

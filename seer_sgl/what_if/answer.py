@@ -77,8 +77,8 @@ def simulations(question: Question) -> int:
     longest = scenario.config.workload.lengths.max
     chunks = 0 if question.chosen_chunk is not None else len(chunk_sizes(longest))
     draws = len(question.scenarios) - 1 or question.draws
-    each = len(TODAY) + 1  # our order, too
-    return chunks + len(LABELS) + len(concurrencies(scenario)) + draws * each
+    orders = len(TODAY) + 1  # our order, too
+    return chunks + len(LABELS) + len(concurrencies(scenario)) + draws * orders
 
 
 def answer(question: Question, notice: Notice) -> WhatIfAnswer:
@@ -117,15 +117,17 @@ def _bounds(scenario: Scenario) -> tuple[float, float]:
     """Returns the least time of all responses in any order, and of the longest one alone."""
     group = max(scenario.responses, key=lambda group: max(group.lengths))
     longest = msgspec.structs.replace(group, lengths=[max(group.lengths)])
-    each = (scenario.responses, [longest])
-    bound_s, alone_s = (lower_bound_s(some, scenario.config) for some in each)
+    cases = (scenario.responses, [longest])
+    bound_s, alone_s = (lower_bound_s(some, scenario.config) for some in cases)
     return bound_s, alone_s
 
 
 def _draws(question: Question, scenario: Scenario, chunk: int, notice: Notice) -> list[Draw]:
     """Returns the gain on the trace, and on the other traces or on resamples of its groups."""
     found = [gain_on(scenario, scenario.name)]
-    others: Sequence[Scenario] = [altered(each, {CHUNK: chunk}) for each in question.scenarios[:-1]]
+    others: Sequence[Scenario] = [
+        altered(other, {CHUNK: chunk}) for other in question.scenarios[:-1]
+    ]
     if not others:
         others = [_resample(scenario, seed) for seed in range(question.draws)]
     for other in others:

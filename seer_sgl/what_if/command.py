@@ -115,7 +115,7 @@ class WhatIf:
             rounds = replayer.rounds(
                 self._request.rounds, lambda step: logger.info("replaying: %s", step)
             )
-            rollouts = [each async for each in rounds]
+            rollouts = [rollout async for rollout in rounds]
         self._found = msgspec.structs.replace(
             self.answer,
             replayed=rollouts,

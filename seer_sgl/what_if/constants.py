@@ -42,7 +42,7 @@ async def measured_engine(
     """
     urls = [info.url for info in infos]
     prefills = [tokens for tokens in PREFILLS if fits(infos, 1, tokens)]
-    steps = [each for each in itertools.product(BATCHES, CONTEXTS) if _has_room(infos, *each)]
+    steps = [step for step in itertools.product(BATCHES, CONTEXTS) if _has_room(infos, *step)]
     contexts = {context for _, context in steps}  # one alone tells no row from its KV
     if len(steps) < LEAST_STEPS or len(contexts) < 2 or len(prefills) < LEAST_PREFILLS:
         least = min(infos, key=lambda info: info.max_total_num_tokens)

@@ -38,9 +38,11 @@ def length_figures(groups: Sequence[Responses]) -> LengthFigures:
     """Returns the figures of all groups."""
     lengths = np.array([length for group in groups for length in group.lengths])
     bins, edges = np.histogram(lengths, bins=BINS, range=(0, int(lengths.max())))
-    p50, p90, p99 = (round(float(each), 1) for each in np.percentile(lengths, (50, 90, 99)))
+    p50, p90, p99 = (
+        round(float(percentile), 1) for percentile in np.percentile(lengths, (50, 90, 99))
+    )
     several = [group.lengths for group in groups if len(group.lengths) > 1]
-    ratios = [max(each) / statistics.mean(each) for each in several]
+    ratios = [max(responses) / statistics.mean(responses) for responses in several]
     return LengthFigures(
         groups=len(groups),
         responses=len(lengths),

@@ -93,7 +93,7 @@ def concurrencies(scenario: Scenario) -> list[int]:
     """Returns the numbers of running requests per engine to try."""
     count = sum(len(group.lengths) for group in scenario.responses)
     most = min(count // scenario.config.engine.count, scenario.config.engine.max_running_requests)
-    return [each for each in CONCURRENCIES if each <= most]
+    return [value for value in CONCURRENCIES if value <= most]
 
 
 def best_concurrency(scenario: Scenario, notice: Notice) -> tuple[int, list[Try]]:
@@ -108,8 +108,8 @@ def best_concurrency(scenario: Scenario, notice: Notice) -> tuple[int, list[Try]
 
 
 def _near(tries: Sequence[Try]) -> list[int]:
-    fastest = min(each.wall_s for each in tries)
-    return [each.value for each in tries if each.wall_s <= NEAR * fastest]
+    fastest = min(tried.wall_s for tried in tries)
+    return [tried.value for tried in tries if tried.wall_s <= NEAR * fastest]
 
 
 def compare(scenario: Scenario, gpus: int, price: float | None, notice: Notice) -> list[OrderRow]:

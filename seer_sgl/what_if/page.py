@@ -113,4 +113,4 @@ def _short(value: float) -> str:
 
 
 def _tried(tries: Sequence[Try]) -> str:
-    return ", ".join(f"{each.value:,}: {_short(each.wall_s)} s" for each in tries)
+    return ", ".join(f"{tried.value:,}: {_short(tried.wall_s)} s" for tried in tries)

@@ -75,17 +75,17 @@ def profile(model: str, gpu: str | None, gpus: int | None, engines: int | None) 
     if model in FITTED:
         if gpu is not None or gpus is not None:
             raise ConfigError(f"--model {model}: has its own GPUs; leave out --gpu")
-        each = FITTED[model]
+        per_engine = FITTED[model]
         found, _ = read_tree(workload_file(model))
         tree = {key: dict(found[key]) for key in ("engine", "pool")}
-        words = f"{model} on {each} x H800, fitted to a published rollout (configs/sim)"
+        words = f"{model} on {per_engine} x H800, fitted to a published rollout (configs/sim)"
     else:
-        name, each = gpu or DEFAULT_GPU, gpus or 1
-        tree = _computed(model, name, each)
-        words = f"{model} in bf16 on {each} x {name}, computed from data sheets"
+        name, per_engine = gpu or DEFAULT_GPU, gpus or 1
+        tree = _computed(model, name, per_engine)
+        words = f"{model} in bf16 on {per_engine} x {name}, computed from data sheets"
     if engines is not None:
         tree["engine"]["count"] = engines
-    return Profile(tree, each, words)
+    return Profile(tree, per_engine, words)
 
 
 def measured_profile(engine: EngineConfig, gpus: int | None) -> Profile:

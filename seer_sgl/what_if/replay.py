@@ -168,11 +168,11 @@ class Replayer:
         sampling = Sampling(max_new_tokens=self._limit, ignore_eos=True)
         groups, now = list[Group](), time.monotonic()
         lengths: dict[str, int] = {}
-        for each in planned:
-            ids = token_array(draw.choices(range(*TOKENS), k=len(each.prompt_ids)))
-            prompt = Prompt(prompt_id=each.group_id, prompt_ids=ids, n=len(each.lengths))
+        for responses in planned:
+            ids = token_array(draw.choices(range(*TOKENS), k=len(responses.prompt_ids)))
+            prompt = Prompt(prompt_id=responses.group_id, prompt_ids=ids, n=len(responses.lengths))
             group = maker.group(prompt, sampling, self._limit, now)
-            lengths |= {r.uid: n for r, n in zip(group.requests, each.lengths, strict=True)}
+            lengths |= {r.uid: n for r, n in zip(group.requests, responses.lengths, strict=True)}
             groups.append(group)
         return groups, lengths
 
@@ -180,10 +180,10 @@ class Replayer:
 def ratios(rollouts: Sequence[ReplayedRollout], rows: Sequence[OrderRow]) -> list[ReplayedRatio]:
     """Returns today's orders over ours, measured and simulated. `rows`: the simulation."""
     by_name = {row.name: row for row in rows}
-    ours = {each.round: each for each in rollouts if each.order == OURS}
+    ours = {rollout.round: rollout for rollout in rollouts if rollout.order == OURS}
     found = []
     for order in REPLAYED[:-1]:
-        pairs = [(each, ours[each.round]) for each in rollouts if each.order == order]
+        pairs = [(rollout, ours[rollout.round]) for rollout in rollouts if rollout.order == order]
         today, after = by_name[order], by_name[OURS]
         tails = [one.tail_s / other.tail_s if other.tail_s else None for one, other in pairs]
         found.append(

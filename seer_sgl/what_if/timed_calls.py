@@ -56,12 +56,12 @@ async def seconds(
     Raises EngineUnavailable if a server does not answer within `limit_s` seconds, and BadReply if
     it generates another number of tokens.
     """
-    calls = [(url, each) for url, some in zip(urls, bodies, strict=True) for each in some]
+    calls = [(url, body) for url, some in zip(urls, bodies, strict=True) for body in some]
     began = time.perf_counter()
-    replies = await asyncio.gather(*(_generate(session, url, each, limit_s) for url, each in calls))
+    replies = await asyncio.gather(*(_generate(session, url, body, limit_s) for url, body in calls))
     took = time.perf_counter() - began
-    for (url, each), reply in zip(calls, replies, strict=True):
-        _check(url, each, reply)
+    for (url, body), reply in zip(calls, replies, strict=True):
+        _check(url, body, reply)
     return took
 
 

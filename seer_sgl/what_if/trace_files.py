@@ -30,7 +30,7 @@ def read_traces(
     `tokenizer`: where a file lacks groups, or has texts only.
     """
     count = None if tokenizer is None else _counter(tokenizer)
-    found = [each for path in paths for each in _files(path)]
+    found = [file for path in paths for file in _files(path)]
     counts = Counter(path.name for path, _ in found)
     traces = []
     for path, left_out in found:
@@ -84,11 +84,11 @@ def _files(path: Path) -> list[tuple[Path, list[str]]]:
     """Returns a file, or those of a folder, with sentences on what is left out."""
     if not path.is_dir():
         return [(path, [])]
-    found = [each for each in path.glob("*.jsonl") if each.is_file() and each.name[0] != "."]
-    files = [each for each in found if not each.name.startswith(VALIDATION)]
+    found = [file for file in path.glob("*.jsonl") if file.is_file() and file.name[0] != "."]
+    files = [file for file in found if not file.name.startswith(VALIDATION)]
     if not files:
         raise ConfigError(f"{SOURCE}: {path}: no file *.jsonl in this folder")
     skipped = len(found) - len(files)
     left_out = [f"Files {VALIDATION}* in {path}, left out: {skipped}."] if skipped else []
-    files.sort(key=lambda each: (len(each.stem), each.stem))
-    return [(each, left_out) for each in files]
+    files.sort(key=lambda file: (len(file.stem), file.stem))
+    return [(file, left_out) for file in files]

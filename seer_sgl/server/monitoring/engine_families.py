@@ -56,14 +56,14 @@ def engine_families(engines: Sequence[EngineSnapshot]) -> Iterator[Metric]:
         [
             (
                 (
-                    each.info.engine_id,
-                    each.info.weight_version,
-                    each.info.sglang_version,
-                    each.info.plugin or "",
+                    engine.info.engine_id,
+                    engine.info.weight_version,
+                    engine.info.sglang_version,
+                    engine.info.plugin or "",
                 ),
                 1,
             )
-            for each in engines
+            for engine in engines
         ],
     )
     for name, text, value in GAUGES:
@@ -73,4 +73,4 @@ def engine_families(engines: Sequence[EngineSnapshot]) -> Iterator[Metric]:
 
 
 def _rows(engines: Sequence[EngineSnapshot], value: Value) -> Rows:
-    return [((each.info.engine_id,), value(each)) for each in engines]
+    return [((engine.info.engine_id,), value(engine)) for engine in engines]

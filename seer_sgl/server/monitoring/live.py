@@ -48,15 +48,18 @@ def live(snapshot: Snapshot, first_cell: int) -> dict[str, Any]:
         "passthrough": sum(snapshot.passthrough.values()),
         "open_groups": snapshot.open_groups,
         "sessions": snapshot.sessions,
-        "engines": [_engine(each) for each in engines],
+        "engines": [_engine(engine) for engine in engines],
         "hidden_engines": len(snapshot.engines) - len(engines),
-        "groups": [_group(each) for each in islice(counts.groups.values(), MOST_GROUPS)],
+        "groups": [_group(group) for group in islice(counts.groups.values(), MOST_GROUPS)],
         "groups_in_progress": len(counts.groups),
-        "tail": [_request(each, snapshot) for each in counts.longest_running(MOST_TAIL)],
+        "tail": [_request(request, snapshot) for request in counts.longest_running(MOST_TAIL)],
         "rollouts": [
-            _rollout(each, snapshot) for each in islice(counts.tails.progress(now), MOST_ROLLOUTS)
+            _rollout(rollout, snapshot)
+            for rollout in islice(counts.tails.progress(now), MOST_ROLLOUTS)
         ],
-        "lanes": counts.history.since(first_cell, now, [each.info.engine_id for each in engines]),
+        "lanes": counts.history.since(
+            first_cell, now, [engine.info.engine_id for engine in engines]
+        ),
     }
 
 

@@ -57,7 +57,7 @@ class Tails:
 
     def longest_s(self, now: float) -> float:
         """Returns the seconds since a rollout is in its tail, at most over all; 0 without any."""
-        return max((each.tail_s for each in self.progress(now)), default=0.0)
+        return max((rollout.tail_s for rollout in self.progress(now)), default=0.0)
 
     def progress(self, now: float) -> Iterator[RolloutProgress]:
         """Yields the rollouts in progress, the first one first."""

@@ -168,7 +168,7 @@ class CompletionBody(OpenAIBody, kw_only=True):
         first = prompt[0] if isinstance(prompt, list) and prompt else None
         if isinstance(prompt, str) and prompt:
             return {"text": prompt}
-        if isinstance(first, str) and all(isinstance(each, str) and each for each in prompt):
+        if isinstance(first, str) and all(isinstance(text, str) and text for text in prompt):
             return {"text": prompt}
         if isinstance(first, int | list):
             return {"input_ids": prompt}

@@ -112,9 +112,9 @@ def require_placeholders(
     prompts = given.get("input_ids") if given.get("text") is None else given["text"]
     if not prompts:
         return
-    each = prompts if batch else [prompts]
-    own = data if batch and isinstance(data, list) else [data] * len(each)
-    for index, (prompt, image_data) in enumerate(zip(each, own, strict=False)):
+    listed = prompts if batch else [prompts]
+    own = data if batch and isinstance(data, list) else [data] * len(listed)
+    for index, (prompt, image_data) in enumerate(zip(listed, own, strict=False)):
         number = number_of(image_data)
         if not number or (isinstance(prompt, str) and encode is None):
             continue
@@ -178,10 +178,10 @@ def text_lengths(
     it would crash an engine. SGLang itself refuses an empty text.
     """
     lengths = []
-    for each in [text] if isinstance(text, str) else text:
-        require_possible(each, longest, name)
-        length = len(each) if encode is None else len(encoded(each, encode, longest, name))
-        if each and not length:
+    for prompt in [text] if isinstance(text, str) else text:
+        require_possible(prompt, longest, name)
+        length = len(prompt) if encode is None else len(encoded(prompt, encode, longest, name))
+        if prompt and not length:
             raise BadRequest(f"{name}: empty prompt")
         lengths.append(length)
     return tuple(lengths)

@@ -27,13 +27,13 @@ def read_images(given: Any, images: ImageReader, batch: bool) -> Any:
     """
     images = images.of_body(MOST_OF_BODY)
     if batch and isinstance(given, list):
-        return [_read(each, images, LEVELS - 1) for each in given]
+        return [_read(entry, images, LEVELS - 1) for entry in given]
     return _read(given, images, LEVELS)
 
 
 def number_of(given: Any) -> int:
     """Returns how many images the `image_data` of a prompt has."""
-    return sum(each is not None for each in _leaves(given))
+    return sum(image is not None for image in _leaves(given))
 
 
 def _read(given: Any, images: ImageReader, levels: int) -> Any:
@@ -57,7 +57,7 @@ def _replaced(value: Any, replace: Callable[[str], str], levels: int) -> Any:
     if isinstance(value, str):
         return replace(value)
     if isinstance(value, list) and levels:
-        return [_replaced(each, replace, levels - 1) for each in value]
+        return [_replaced(entry, replace, levels - 1) for entry in value]
     if value is not None:
         _require_processed("image_data", value)
     return value
@@ -97,14 +97,14 @@ def require_no_reference(fields: Any) -> None:
             # A call's arguments are no media; at the top, `input` is what embeddings have.
             call = value is not fields and value.get("type") == "tool_use"
             other = "input" if call else "tools" if value is fields else None
-            left += [each for name, each in value.items() if name != other]
+            left += [member for name, member in value.items() if name != other]
 
 
 def _media(part: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the references of an object by the name that it has for them."""
     for name in NAMED:
-        for each in _leaves(part.get(name)):
-            url = each.get("url") if isinstance(each, dict) else each
+        for reference in _leaves(part.get(name)):
+            url = reference.get("url") if isinstance(reference, dict) else reference
             if isinstance(url, str):
                 yield name, url
     source = part.get("source")

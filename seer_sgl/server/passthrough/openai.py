@@ -112,7 +112,7 @@ async def _prompt_len(service: Service, prompt: Any, size: int) -> int | None:
     `size`: of the body in bytes. Raises BadRequest for a text that would crash an engine.
     """
     texts = [
-        each for each in (prompt if isinstance(prompt, list) else [prompt]) if isinstance(each, str)
+        text for text in (prompt if isinstance(prompt, list) else [prompt]) if isinstance(text, str)
     ]
     if not texts or service.tokenizer is None:
         return None

@@ -44,11 +44,11 @@ PLACED: Mapping[str, int | None] = {
 
 def _of_vertex(fields: Mapping[str, Any]) -> dict[str, Any]:
     instances, parameters = fields.get("instances"), fields.get("parameters")
-    each = (
+    objects = (
         [one for one in instances if isinstance(one, dict)] if isinstance(instances, list) else []
     )
-    name = next((name for name in INPUTS if each and each[0].get(name)), None)
-    inputs = {} if name is None else {name: [instance.get(name) for instance in each]}
+    name = next((name for name in INPUTS if objects and objects[0].get(name)), None)
+    inputs = {} if name is None else {name: [instance.get(name) for instance in objects]}
     return inputs | (parameters if isinstance(parameters, dict) else {})
 
 
