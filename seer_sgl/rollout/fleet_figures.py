@@ -31,7 +31,7 @@ class FleetFigures(NamedTuple):
 
 def starts_of(processes: Iterable[Restarts]) -> dict[str, int]:
     """Returns the starts of each process after its first one, by name."""
-    return {each.name: each.count for each in processes}
+    return {process.name: process.count for process in processes}
 
 
 def process_section(
@@ -40,9 +40,9 @@ def process_section(
     """Returns the report's section `processes`. `before`: the starts before the rollout."""
     return [
         {
-            "name": each.name,
-            "respawns": each.count - before.get(each.name, 0),
-            "quarantine": each.quarantine,
+            "name": process.name,
+            "respawns": process.count - before.get(process.name, 0),
+            "quarantine": process.quarantine,
         }
-        for each in processes
+        for process in processes
     ]
