@@ -110,7 +110,9 @@ async def measure_leaving(urls: list[str], options: argparse.Namespace) -> dict[
         add(options.open)
         every = max(1, options.requests // MARKS)
         for count in range(1, options.requests + 1):
-            (sample,) = (await anext(run)).samples
+            group = await anext(run)
+            assert group.failure is None, group.failure
+            (sample,) = group.samples
             assert len(sample.response_ids) == options.chunks * options.chunk_tokens
             add(1)
             if count % every == 0:
