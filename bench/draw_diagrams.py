@@ -45,13 +45,15 @@ def _key(canvas: Canvas, y: float) -> None:
 def _draw_front(canvas: Canvas) -> None:
     """Trainer, driver and files."""
     canvas.box((1, 59), (20.5, 15), edge=MUTED)
-    canvas.text((11.25, 66.5), "RL trainer or\ncommand line", 16, weight="bold")
+    canvas.text((11.25, 68.2), "RL trainer or\ncommand line", 16, weight="bold")
+    canvas.text((11.25, 61.8), "HTTP, Python, shell", 13)
     canvas.arrow((21.5, 69), (33, 69))
     canvas.text((27, 71.2), "prompts", 14)
     canvas.arrow((33, 64), (21.5, 64))
     canvas.text((27.5, 61.6), "samples", 14)
     canvas.box((33, 59), (41, 15), fill=OURS)
-    canvas.text((53.5, 70.4), "Driver", 18, "white", weight="bold")
+    canvas.text((53.5, 71.6), "Driver", 18, "white", weight="bold")
+    canvas.text((53.5, 68.2), "in seer-sgl serve, rollout or your Python", 13, "white")
     for x, words in ((33.6, "scheduler"), (47.05, "KV ledger"), (60.5, "placement")):
         canvas.box((x, 60.5), (12.9, 6), fill="white", z=2)
         canvas.text((x + 6.45, 63.5), words, 14, OURS, weight="bold")
@@ -81,10 +83,10 @@ def _draw_servers(canvas: Canvas) -> None:
 
 def _draw_helpers(canvas: Canvas) -> None:
     """Draft hub and KV pool."""
-    canvas.box((3, 2), (29, 12), fill=OURS)
-    canvas.text((17.5, 8), "Draft hub", 18, "white", weight="bold")
-    canvas.arrow((17.5, 14), (17.5, 25), both=True, colour=OURS)
-    canvas.text((19, 19.5), "WebSocket:\ntokens of siblings", 14, OURS, ha="left")
+    canvas.box((3, 2), (37, 12), fill=OURS)
+    canvas.text((21.5, 8), "Draft hub", 18, "white", weight="bold")
+    canvas.arrow((33.75, 14), (33.75, 25), both=True, colour=OURS)
+    canvas.text((32, 19.5), "WebSocket of each server:\ntokens of siblings", 14, OURS, ha="right")
     canvas.box((44, 2), (53, 12), fill=PLAIN)
     canvas.text((70.5, 11.3), "KV pool: Mooncake", 17, "white", weight="bold")
     for x, words in ((45.5, "master"), (62.75, "store node"), (80, "store node")):

@@ -1,7 +1,6 @@
 """Consecutive rollouts with a weight update after each, to detect drift."""
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from statistics import linear_regression
@@ -113,11 +112,13 @@ def drift(rows: Sequence[SoakRow]) -> dict[str, float]:
 
 
 def draw_soak(rows: Sequence[SoakRow], path: Path) -> list[Path]:
-    """Draws time, memory growth and KV hits over the rollouts of the soak."""
+    """Draws time and memory growth over the rollouts of the soak."""
     numbers = [row.number + 1 for row in rows]
-    with styled_figure(12, 4.6) as figure:
-        headline(figure, f"{len(rows)} rollouts in a row: time, memory and KV found")
-        time, memory, hits = figure.subplots(1, 3)
+    shares = [100 * row.kv_hit_share for row in rows if row.kv_hit_share is not None]
+    found = f"KV of continuations found: {min(shares):.1f} % and more." if shares else ""
+    with styled_figure(12, 5.4) as figure:
+        headline(figure, f"{len(rows)} rollouts in a row: time and memory", found)
+        time, memory = figure.subplots(1, 2)
         time.plot(numbers, [row.wall_s for row in rows], "o-", color=OURS)
         time.set_title("seconds")
         time.set_ylim(0, 1.15 * time.get_ylim()[1])
@@ -131,12 +132,9 @@ def draw_soak(rows: Sequence[SoakRow], path: Path) -> list[Path]:
             memory.plot(numbers, [mb - used[0] for mb in used], style, color=colour, label=label)
         memory.axhline(0, color=INK, lw=0.8, zorder=0)
         memory.set_title("MB above the first rollout's")
-        memory.legend()
-        shares = [math.nan if row.kv_hit_share is None else row.kv_hit_share for row in rows]
-        hits.plot(numbers, shares, "o-", color=OURS)
-        hits.set_title("share of the KV that was found")
-        hits.set_ylim(0, 1.02)
-        for axis in (time, memory, hits):
+        handles, labels = memory.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower right", ncols=3)
+        for axis in (time, memory):
             axis.set_xlabel("rollout")
             axis.xaxis.get_major_locator().set_params(integer=True)
         return save(figure, path)

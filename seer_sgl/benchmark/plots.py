@@ -30,7 +30,7 @@ def draw_arms(rows: Sequence[Row], arms: Sequence[Arm], path: Path) -> list[Path
         headline(
             figure,
             f"{_words(drawn[best])}: {left[best].value:.2f} times the throughput of pinned groups, "
-            f"{right[best].value:.2f} times the tail",
+            f"{_tail(right[best].value)}",
             "Bars: medians of all rounds. Dots: every round.",
         )
         panels = figure.subplots(1, 2, sharey=True)
@@ -39,6 +39,10 @@ def draw_arms(rows: Sequence[Row], arms: Sequence[Arm], path: Path) -> list[Path
         draw_bars(panels[1], names, right, "tail, multiples of pinned groups")
         paper_legend(figure, "the paper, Qwen2-VL-72B")
         return save(figure, path)
+
+
+def _tail(ratio: float) -> str:
+    return f"a tail {100 * abs(1 - ratio):.0f} % {'shorter' if ratio <= 1 else 'longer'}"
 
 
 def _words(arm: Arm) -> str:

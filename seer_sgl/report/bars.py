@@ -22,7 +22,7 @@ class Bar(NamedTuple):
 
 
 def draw_bars(axis: "Axes", names: Sequence[str], bars: Sequence[Bar], label: str) -> None:
-    """Draws a panel; the values stand in a column beside the bars.
+    """Draws a panel; the values stand in a column beside the bars, the paper's in another.
 
     `label`: what the values are, for the horizontal axis.
     """
@@ -34,6 +34,9 @@ def draw_bars(axis: "Axes", names: Sequence[str], bars: Sequence[Bar], label: st
         if bar.paper is not None:
             axis.vlines(bar.paper, place - 0.4, place + 0.4, color=PAPER, lw=2.6)
             _number(axis, 1.46 * most, place, bar.paper, PAPER)
+    if any(bar.paper is not None for bar in bars):
+        for x, header, colour in ((1.24, "here", INK), (1.46, "paper", PAPER)):
+            axis.text(x * most, -0.62, header, ha="right", va="bottom", color=colour, size=SMALL)
     axis.set_yticks(range(len(bars)), names)
     axis.tick_params(axis="y", length=0, labelsize=SMALL + 1, labelcolor=INK)
     axis.set_ylim(len(bars) - 0.5, -0.5)
@@ -44,9 +47,8 @@ def draw_bars(axis: "Axes", names: Sequence[str], bars: Sequence[Bar], label: st
 
 
 def _number(axis: "Axes", x: float, place: int, value: float, colour: str) -> None:
-    axis.text(
-        x, place, f"{value:.2f}", ha="right", va="center", color=colour, size=TEXT, weight="bold"
-    )
+    words = f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+    axis.text(x, place, words, ha="right", va="center", color=colour, size=TEXT, weight="bold")
 
 
 def paper_legend(figure: "Figure", name: str) -> None:
