@@ -56,9 +56,9 @@ PHASES := $(BIN)/python -m tests.support.phases
 test: $(READY)
 	@$(PHASES) check-style check-types check-imports test-unit test-smoke
 
-# A server that starts leaves a core to others, so tests without servers run beside those with them.
+# A server that starts leaves a core to others, so everything else runs beside the tests with servers.
 test-engines: $(READY)
-	@$(PHASES) test-servers test-package --beside docs test-process
+	@$(PHASES) test-servers --beside docs test-process test-package
 
 test-all: $(READY)
 	@$(PHASES) test test-engines test-openrlhf test-verl test-long test-browser test-bare test-lowest test-index soak chaos abuse
