@@ -52,7 +52,7 @@ def config(urls: list[str], chunk_tokens: int, max_response_len: int) -> dict[st
 
 
 def prompt_ids(number: int, options: argparse.Namespace) -> list[int]:
-    """Returns the input of a request; no two are equal."""
+    """Returns the input of a request; no two of 100,000 in a row are equal."""
     return [(number * 7919 + k) % 100_000 for k in range(options.input_tokens)]
 
 
