@@ -6,9 +6,10 @@ compiled; with `float32`, products are computed in float32 if TRITON_F32_DEFAULT
 `attention`: one layer in a CUDA graph, by width, requests and context, beside the kernel that
 decodes. `by node`: a chain of drafts as decode steps, one per node. `flash_bits` and
 `flash_attention`: the same for FlashAttention 3, where it is installed. `products`: the layers of
-Qwen2.5-1.5B with deterministic inference and without, in a CUDA graph. `sampling`: seeded draws by
-nodes, plain and with top-p, launches included. `moves`: KV of accepted nodes, all layers.
-`--device cpu` runs small sizes, for a test of this program in Triton's interpreter.
+Qwen2.5-1.5B and 7B with deterministic inference and without, in a CUDA graph. `sampling`: seeded
+draws by nodes, plain and with top-p, launches included. `moves`: KV of accepted nodes, all layers.
+`--only products,moves` measures these. `--device cpu` runs small sizes, for a test of this program
+in Triton's interpreter.
 """
 
 import argparse
@@ -31,7 +32,7 @@ LAYERS = 28
 ROUNDS = 20
 CALLS = 10  # in a CUDA graph
 BY_NODE = " by node"
-MODEL = "1.5b"
+MODELS = ("1.5b", "7b")
 
 
 class Heads(NamedTuple):
@@ -203,28 +204,34 @@ def products(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
         matmul_persistent,
     )
 
-    model = SIZES[MODEL]
+    for size, rows in itertools.product(MODELS, sizes.nodes):
+        for layer, (inputs, outputs) in layers(size).items():
+            given = torch.randn((rows, inputs), dtype=torch.bfloat16, device=device)
+            weights = torch.randn((outputs, inputs), dtype=torch.bfloat16, device=device).t()
+            every = matmul_persistent(given, weights)
+            yield {
+                "model": size,
+                "rows": rows,
+                "layer": layer,
+                "deep_gemm": ENABLE_JIT_DEEPGEMM,
+                "gap": gap(every[:1], matmul_persistent(given[:1], weights)),
+                "invariant": captured(lambda: matmul_persistent(given, weights), device),  # noqa: B023
+                "torch": captured(lambda: given @ weights, device),  # noqa: B023
+            }
+
+
+def layers(size: str) -> dict[str, tuple[int, int]]:
+    """Returns the inputs and outputs of a model's products, by name."""
+    model = SIZES[size]
     hidden, inner = model["hidden_size"], model["intermediate_size"]
     kv = 2 * model["num_key_value_heads"] * (hidden // model["num_attention_heads"])
-    layers = {
+    return {
         "qkv": (hidden, hidden + kv),
         "o": (hidden, hidden),
         "gate_up": (hidden, 2 * inner),
         "down": (inner, hidden),
         "head": (hidden, model["vocab_size"]),
     }
-    for rows, (layer, (inputs, outputs)) in itertools.product(sizes.nodes, layers.items()):
-        given = torch.randn((rows, inputs), dtype=torch.bfloat16, device=device)
-        weights = torch.randn((outputs, inputs), dtype=torch.bfloat16, device=device).t()
-        all_rows, first = matmul_persistent(given, weights), matmul_persistent(given[:1], weights)
-        yield {
-            "rows": rows,
-            "layer": layer,
-            "deep_gemm": ENABLE_JIT_DEEPGEMM,
-            "gap": gap(all_rows[:1], first),
-            "invariant": captured(lambda: matmul_persistent(given, weights), device),  # noqa: B023
-            "torch": captured(lambda: given @ weights, device),  # noqa: B023
-        }
 
 
 def sampling(sizes: Sizes, device: str) -> Iterator[dict[str, Any]]:
@@ -325,6 +332,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="JSON file")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--only", default="", help="kinds of figures, comma-separated")
     options = parser.parse_args()
     if options.device == "cuda":
         require_gpu(PROGRAM)
@@ -334,7 +342,11 @@ def main() -> None:
     on_gpu = options.device == "cuda"
     with_flash = (flash_bits, flash_attention) if on_gpu and has_fa3() else ()
     with_gpu = (*with_flash, products) if on_gpu else ()
-    for kind in (bits, attention, *with_gpu, sampling, moves):
+    every = {one.__name__: one for one in (bits, attention, *with_gpu, sampling, moves)}
+    only = options.only.split(",") if options.only else list(every)
+    if unknown := set(only) - every.keys():
+        parser.error(f"--only: {min(unknown)!r} is none of {', '.join(every)}")
+    for kind in map(every.__getitem__, only):
         for row in kind(sizes, options.device):
             figures.setdefault(kind.__name__, []).append(row)
             print(kind.__name__, row, flush=True)
