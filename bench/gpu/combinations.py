@@ -11,7 +11,7 @@ REASONER = Path(__file__).parents[1] / "reasoner"
 KV_TOKENS = 65536
 DTYPES = ("float32", "bfloat16", "float16")
 ON_CPU = "torch_native"  # the attention of a machine without a GPU
-EXACT = "triton"  # the attention whose plain steps `engines.exact` changes
+EXACT = ("triton", "fa3")  # attention that `engines.exact` allows
 CHAINS_ONLY = ("fa3",)  # attention without masks
 NEVER = 1 << 30  # an imbalance of engines that no rollout reaches
 
@@ -91,7 +91,7 @@ def kinds(setup: Setup, names: Sequence[str] | None = None) -> list[Servers]:
     if unknown := set(names or ()) - known.keys():
         raise ValueError(f"no engines {min(unknown)!r}; known: {', '.join(known)}")
     chosen = [known[name] for name in names] if names else list(WAYS)
-    trees, exact = setup.backend not in CHAINS_ONLY, setup.backend == EXACT and setup.deterministic
+    trees, exact = setup.backend not in CHAINS_ONLY, setup.backend in EXACT and setup.deterministic
     return [one for one in chosen if (trees or one.paths <= 1) and (exact or not one.exact)]
 
 

@@ -5,7 +5,9 @@ token that its recorded response has at that position. This holds for the nodes 
 a node behind a rejected draft the token does not matter. So plain and drafting engines do all their
 work, and give out the same text. Log probabilities stay those of the draws.
 
-It needs `enable-deterministic-inference`, without which SGLang's sampler gets no seeds.
+It needs `enable-deterministic-inference`, without which SGLang's sampler gets no seeds. With
+SEER_BENCH_KERNELS=usual the engine has seeds, and the kernels that SGLang runs without that flag:
+those products that PyTorch chooses, and FlashAttention 3 with splits.
 """
 
 import os
@@ -20,7 +22,11 @@ from .text import Text
 
 NAME = "seer_sgl_imposed_text"
 FILE = "SEER_BENCH_TEXT"  # environment variable of the engine: a file of text.py
+KERNELS = "SEER_BENCH_KERNELS"  # environment variable of the engine
+USUAL = "usual"
 SAMPLER = "sglang.srt.layers.sampler.Sampler.forward"
+INVARIANT = "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode"
+FLASH = "sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.__init__"
 
 
 class Imposed:
@@ -65,6 +71,18 @@ def load() -> None:
 
     imposed = Imposed(Text.load(Path(os.environ[FILE])))
     HookRegistry.register(SAMPLER, imposed.hook, HookType.AFTER)
+    if os.environ.get(KERNELS) == USUAL:
+        HookRegistry.register(INVARIANT, leave, HookType.REPLACE)
+        HookRegistry.register(FLASH, split, HookType.AFTER)
+
+
+def leave(_runner: Any) -> None:
+    """Stands in for what replaces PyTorch's products and norms."""
+
+
+def split(_result: None, backend: Any, *_: Any, **__: Any) -> None:
+    """Follows the start of a FlashAttention backend, and lets it choose its splits."""
+    backend.num_splits = backend.decode_num_splits = 0
 
 
 def environment(folder: Path, text: Path) -> dict[str, str]:
