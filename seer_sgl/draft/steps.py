@@ -7,6 +7,7 @@ import numpy as np
 COMMON = 0.1  # weight of a new measurement in the part that all widths share
 OWN = 0.02  # and in the part of one width, after its first measurements
 OUTLIER = 3.0  # a step's time is clipped to this factor above or below the expected time
+LEAST = 0.1  # of the measured time: the least that is expected, whatever was learnt
 
 
 class StepTimes:
@@ -33,8 +34,7 @@ class StepTimes:
 
     def predict(self, batch: int, width: int) -> float:
         """Returns the expected seconds of a step."""
-        forward = self._measured(batch, width)
-        return max(forward / OUTLIER, forward + self._own[width] + self._common)
+        return max(LEAST * self._measured(batch, width), self._learnt(batch, width))
 
     def observe(self, batch: int, width: int, seconds: float) -> None:
         """Learns from the time of a step."""
@@ -45,9 +45,12 @@ class StepTimes:
             self._common = seconds - expected
         self._seen[width] += 1
         own = max(OWN, 1 / self._seen[width])
-        surprise = seconds - self.predict(batch, width)
+        surprise = seconds - self._learnt(batch, width)
         self._own[width] += own * surprise
         self._common += (1 - own) * COMMON * surprise
+
+    def _learnt(self, batch: int, width: int) -> float:
+        return self._measured(batch, width) + self._own[width] + self._common
 
     def _measured(self, batch: int, width: int) -> float:
         """Returns `forward`, interpolated between the measured batch sizes, proportional beyond."""

@@ -46,3 +46,12 @@ def test_one_step_that_hung_moves_the_estimate_little() -> None:
     before = times.predict(4, 1)
     times.observe(4, 1, 100 * before)
     assert times.predict(4, 1) < 1.3 * before
+
+
+def test_a_width_that_was_measured_far_too_long_is_corrected_and_others_are_not_blamed() -> None:
+    times = step_times()
+    for _ in range(100):
+        times.observe(4, 1, forward(4, 1))
+        times.observe(4, 9, forward(4, 9) / 5)
+    assert times.predict(4, 9) == pytest.approx(forward(4, 9) / 5, rel=0.1)
+    assert times.predict(4, 1) == pytest.approx(forward(4, 1), rel=0.2)
