@@ -19,6 +19,7 @@ LEAST_GAIN = 1.05
 MAX_PAUSE = 32  # steps without drafts, while drafting gains too little
 MOST_NODES = 2048  # per verification, over all requests, unless the engine can verify more
 EXPLORE_EVERY = 64  # steps; then a neighbouring width is tried, to measure its time
+MOST_EXPLORE = 1024  # steps between two tries, while each shows that drafting gains too little
 
 
 class DraftPolicy:
@@ -44,9 +45,12 @@ class DraftPolicy:
         self._pause = pause  # steps left without drafting
         self._patience = 1  # the next pause, steps
         self._steps = 0
+        self._interval = EXPLORE_EVERY
+        self._explore_at = EXPLORE_EVERY  # steps
 
     def resting(self) -> bool:
         """Returns whether this step decodes plainly, without drafts. Counts as a step."""
+        self._steps += 1
         if not self._pause:
             return False
         self._pause -= 1
@@ -80,10 +84,12 @@ class DraftPolicy:
         self._patience = min(2 * self._patience, MAX_PAUSE)
 
     def _explored(self, width: int, deepest: int, widest: int) -> int:
-        """Returns the best width, or every EXPLORE_EVERY steps a neighbouring width."""
-        self._steps += 1
-        if self._steps % EXPLORE_EVERY or deepest == 1:
+        """Returns the best width, or now and then a neighbouring width."""
+        if self._steps < self._explore_at or deepest == 1:
             return width
+        self._interval = EXPLORE_EVERY if width > 1 else min(2 * self._interval, MOST_EXPLORE)
+        self._explore_at = self._steps + self._interval
+        self._pause = 0  # overlapped, a step with drafts is timed if the next one looks at drafts
         at = self.widths.index(width)
         wider = self.widths[at + 1] if at + 1 < len(self.widths) else widest + 1
         return wider if wider <= widest else self.widths[max(0, at - 1)]

@@ -1,10 +1,11 @@
 """The draft policy: wide if drafts are good and steps cheap, plain otherwise."""
 
+import numpy as np
 import pytest
 
 from seer_sgl.draft.acceptance import Acceptance
 from seer_sgl.draft.drafter import Drafts
-from seer_sgl.draft.policy import EXPLORE_EVERY, MAX_PAUSE, MOST_NODES, DraftPolicy
+from seer_sgl.draft.policy import EXPLORE_EVERY, MAX_PAUSE, MOST_EXPLORE, MOST_NODES, DraftPolicy
 from seer_sgl.draft.steps import StepTimes
 from tests.draft.drafts import drafts
 
@@ -22,6 +23,9 @@ def chain(prob: float, length: int = 8) -> list[tuple[int, float]]:
 
 
 def chosen(policy: DraftPolicy, rows: Drafts) -> int:
+    """Returns the width of the next step that looks at drafts."""
+    while policy.resting():
+        pass
     return policy.width(rows)
 
 
@@ -50,18 +54,18 @@ def test_no_wider_than_the_longest_draft() -> None:
 def test_while_drafts_do_not_pay_it_looks_at_them_ever_more_rarely_and_comes_back_at_once() -> None:
     tried = policy(2.0)
     pauses = []
-    for _ in range(8):
-        assert chosen(tried, drafts([chain(0.1)])) == 1
+    for _ in range(6):
+        assert tried.width(drafts([chain(0.1)])) == 1
         pause = 0
         while tried.resting():
             pause += 1
         pauses.append(pause)
-    assert pauses == [1, 2, 4, 8, 16, 32, MAX_PAUSE, MAX_PAUSE]
+    assert pauses == [1, 2, 4, 8, 16, MAX_PAUSE]
     tried = policy(0.01)
-    assert chosen(tried, drafts([chain(0.01)])) == 1
+    assert tried.width(drafts([chain(0.01)])) == 1
     assert tried.resting()
     assert not tried.resting()
-    assert chosen(tried, drafts([chain(0.99)])) == 9
+    assert tried.width(drafts([chain(0.99)])) == 9
     assert not tried.resting()
 
 
@@ -71,3 +75,16 @@ def test_now_and_then_a_neighbouring_width_is_tried() -> None:
     assert len(set(widths[:-1])) == 1
     best = WIDTHS.index(widths[0])
     assert widths[-1] == WIDTHS[best + 1]
+
+
+def test_where_drafts_do_not_pay_a_width_is_tried_ever_more_rarely() -> None:
+    tried, at = policy(2.0), []
+    for step in range(4 * MOST_EXPLORE):
+        if not tried.resting() and tried.width(drafts([chain(0.1)])) > 1:
+            at.append(step)
+            assert not tried.resting(), "the next step looks at drafts: only so a time is learned"
+            tried.width(drafts([chain(0.1)]))
+    gaps = np.diff(at)
+    assert len(gaps) >= 4
+    assert all(gap <= MOST_EXPLORE + MAX_PAUSE for gap in gaps)
+    assert gaps.tolist() == sorted(gaps)

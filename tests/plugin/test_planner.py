@@ -1,15 +1,18 @@
 """The planner learns what a verification accepted when it plans the next step, not earlier."""
 
+import time
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from seer_sgl.draft.acceptance import Acceptance
 from seer_sgl.draft.drafter import Drafter
-from seer_sgl.draft.policy import DraftPolicy
+from seer_sgl.draft.policy import EXPLORE_EVERY, DraftPolicy
 from seer_sgl.draft.replica import Replica
 from seer_sgl.draft.steps import StepTimes
 from seer_sgl.draft.tree import Accepted
-from seer_sgl.plugin.speculation import counts
+from seer_sgl.plugin.speculation import counts, planner
 from seer_sgl.plugin.speculation.planner import PLAIN, SETTLED, LastStep, Plan, Planner
 from tests.plugin.requests import request
 
@@ -20,13 +23,17 @@ REPEATS = [7, 8, 9, 7, 8, 9, 7, 8]  # what follows is easy to guess
 class Engine:
     """A planner over a real index, with two requests that repeat themselves."""
 
-    def __init__(self, pause: int = 0, *, overlaps: bool = False) -> None:
-        times = {(batch, width): 1e-3 for batch in (1, 8) for width in (1, 3, STRIDE)}
+    def __init__(self, pause: int = 0, *, overlaps: bool = False, drafted_s: float = 1e-3) -> None:
+        times = {
+            (batch, width): 1e-3 if width == 1 else drafted_s
+            for batch in (1, 8)
+            for width in (1, 3, STRIDE)
+        }
         self.policy = policy = DraftPolicy(
             (1, 3, STRIDE), StepTimes(times), Acceptance(STRIDE - 1), pause=pause
         )
         drafter = Drafter()
-        replica = Replica(drafter, None, max_tokens=1000, scope="engine")
+        replica = Replica(drafter, None, max_tokens=10_000, scope="engine")
         self.planner = Planner(drafter, replica, 1, policy, overlaps=overlaps)
         self.waited = 0  # for the tokens of a step
         self.reqs = [request(rid, REPEATS, group=rid) for rid in ("a", "b")]
@@ -137,3 +144,28 @@ def test_overlapped_steps_are_timed_between_beginnings_of_one_kind(
         return
     assert plain == rests - SETTLED
     assert [width for _, width in seen[plain:]] == [width for width in widths[:3] if width > 1]
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_time_that_was_measured_too_long_is_found_out_while_the_engine_decodes_plainly(
+    monkeypatch: pytest.MonkeyPatch, overlaps: bool
+) -> None:
+    now = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
+    monkeypatch.setattr(planner, "time", clock)
+    engine = Engine(pause=8, overlaps=overlaps, drafted_s=6e-3)  # it is 1.2 ms
+    for req in engine.reqs:
+        req.sampling_params.max_new_tokens = 10_000
+    widths = []
+    for _ in range(8 * EXPLORE_EVERY):
+        plan = engine.plan()
+        widths.append(plan.width)
+        now[0] += 1e-3 if plan.width == 1 else 1.2e-3
+        if plan.drafts is not None:
+            engine.planner.verifying(plan, engine.outcome)
+        for req in engine.reqs:
+            for _ in range(3 if plan.width > 1 else 1):
+                req.output_ids.append(REPEATS[len(req.output_ids) % 3])
+    assert max(widths[: EXPLORE_EVERY // 2]) == 1, "drafting seems not to pay"
+    drafting = [width > 1 for width in widths[-EXPLORE_EVERY:]]
+    assert sum(drafting) > EXPLORE_EVERY // 2
