@@ -22,7 +22,7 @@ from seer_sgl.files import append_whole, explained, make_out_folder
 from seer_sgl.kvpool.packages import BUILT_FOR
 from seer_sgl.report.style import can_draw
 
-from .measure import Row
+from .measure import Measurement, Row
 from .plots import draw_arms
 from .runner import Runner
 from .summary import by_seed, doubts, summarize
@@ -47,12 +47,14 @@ class BenchReport:
         self.rows: list[Row] = []
         self.commit = _commit()  # read at the start: the checkout may change during the run
 
-    def add(self, row: Row) -> None:
-        """Adds a rollout and appends its figures to rounds.jsonl."""
-        self.rows.append(row)
-        path = self._runner.out / "rounds.jsonl"
-        with explained(path), io.FileIO(path, "a") as file:
-            append_whole(file, msgspec.json.encode(row) + b"\n")
+    def add(self, measurement: Measurement) -> None:
+        """Adds a rollout; appends its figures to rounds.jsonl, its report to reports.jsonl."""
+        self.rows.append(measurement.row)
+        contents = {"rounds.jsonl": measurement.row, "reports.jsonl": measurement.report}
+        for name, content in contents.items():
+            path = self._runner.out / name
+            with explained(path), io.FileIO(path, "a") as file:
+                append_whole(file, msgspec.json.encode(content) + b"\n")
 
     def write(self) -> dict[str, Any]:
         """Writes report.json, report.md and the plots. Returns the report."""
@@ -85,7 +87,7 @@ async def bench(runner: Runner, console: Console) -> None:
     try:
         async with contextlib.aclosing(runner):
             async for measurement in runner.rounds():
-                results.add(measurement.row)
+                results.add(measurement)
                 logger.info("%d/%d %s", len(results.rows), total, _line(measurement.row))
     finally:
         if results.rows:

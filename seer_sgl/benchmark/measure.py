@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import psutil
@@ -63,13 +63,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """A measured rollout."""
+    """A measured rollout. `report`: that of the rollout (docs/report.md)."""
 
     row: Row
     record: Recorder
     digests: Digests
     lengths: dict[SampleKey, int]
     prompts: list[Prompt]
+    report: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -131,7 +132,7 @@ async def roll(
         identical_share=same / len(digests) if digests else 0.0,
         **{key: report[key] for key in TAKEN},
     )
-    return Measurement(row, record, digests, lengths, work.prompts)
+    return Measurement(row, record, digests, lengths, work.prompts, report)
 
 
 TAKEN = (

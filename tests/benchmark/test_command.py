@@ -24,7 +24,8 @@ async def test_an_arm_that_failed_is_in_the_report_and_in_the_end(
 ) -> None:
     async def rounds(runner: Runner) -> AsyncIterator[Measurement]:
         runner.failures.append(ArmFailure("seer", 0, "it broke"))
-        yield Measurement(row("divided", 0), Recorder("r", 0, [], [], 0.0), {}, {}, [])
+        record = Recorder("r", 0, [], [], 0.0)
+        yield Measurement(row("divided", 0), record, {}, {}, [], {"chunks": 7})
 
     monkeypatch.setattr(Runner, "rounds", rounds)
     overrides = ["engines.api_key=secret", "bench.arms=[divided, seer]"]
@@ -34,4 +35,5 @@ async def test_an_arm_that_failed_is_in_the_report_and_in_the_end(
         await bench(Runner(config, tmp_path / "out"), console)
     text = (tmp_path / "out" / "report.json").read_text()
     assert json.loads(text)["failures"] == [{"arm": "seer", "round": 0, "error": "it broke"}]
+    assert (tmp_path / "out" / "reports.jsonl").read_text() == '{"chunks":7}\n'
     assert "secret" not in text + (tmp_path / "out" / "report.md").read_text()

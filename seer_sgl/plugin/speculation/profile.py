@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -39,6 +39,17 @@ def step_seconds(
         for one in passes:
             seconds[one] = min(seconds[one], _seconds(runner, shapes, *one))
     return seconds
+
+
+def described(seconds: Mapping[tuple[int, int], float]) -> str:
+    """Returns the times of the smallest and of the largest batch in words, for the log."""
+    batches, widths = (sorted(set(sizes)) for sizes in zip(*seconds, strict=True))
+    one, most = (
+        [round(1e3 * seconds[batch, width], 2) for width in widths]
+        for batch in (batches[0], batches[-1])
+    )
+    nodes = f"steps of {widths} nodes per request"
+    return f"{nodes} take {one} ms for {batches[0]} request, {most} ms for {batches[-1]}"
 
 
 def context_length(runner: SglModelRunner, batch: int) -> int:

@@ -1,5 +1,6 @@
 """Prepares drafting once the target is loaded."""
 
+import logging
 from collections.abc import Sequence
 
 from seer_sgl.draft.acceptance import Acceptance
@@ -14,6 +15,8 @@ from seer_sgl.plugin.sglang_types import SglModelRunner
 from . import abilities, exactness, profile
 from .planner import Planner
 from .shapes import Shapes, on_gpu
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_MEMORY = 1 << 30  # bytes, for a server that was started with SGLang's flags alone
 CPU_PATHS, GPU_PATHS = 4, 1  # continuations per node, unless `draft.paths` is set
@@ -60,6 +63,7 @@ def planner(
     if problem is not None:
         raise ValueError(f"draft.scope: {problem}")
     times = profile.step_seconds(runner, shapes, widths)
+    logger.info("seer-sgl: %s", profile.described(times))
     vocab_size = runner.model_config.vocab_size
     if vocab_size > MAX_TOKEN + 1:
         raise ValueError(f"draft.scope: {vocab_size} tokens, the index takes {MAX_TOKEN + 1}")
