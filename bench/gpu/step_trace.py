@@ -1,9 +1,10 @@
 """Measures where the time of a decode step goes: GPU busy share, host waits, kernels.
 
 `python -m bench.gpu.step_trace OUT.json` loads one plain engine and then drafting ones with the
-same rollout, has torch's profiler record some steps of each (SGLang's /start_profile), and reads
-the traces. The model is the reasoner, whose drafts are accepted; with `--inputs` a shape and its
-prompts (bench.gpu.shapes), whose steps cost what they cost in a larger model.
+same requests, first as few as in the tail of a rollout, has torch's profiler record some steps of
+each load (SGLang's /start_profile), and reads the traces. The model is the reasoner; with
+`--inputs` a shape with its prompts and its text (bench.gpu.shapes), whose steps cost what they cost
+in a larger model. Drafts are accepted in both.
 """
 
 import argparse
@@ -23,8 +24,10 @@ from seer_sgl.errors import SeerError
 from seer_sgl.rollout.prompts import PromptLike
 from seer_sgl.traces.reading import read_trace
 
-from .combinations import REASONER, Servers, Setup, Way, Work, config
+from . import imposed
+from .combinations import REASONER, Servers, Setup, Way, Work, config, kinds
 from .machine import require_gpu, write_json
+from .shapes import PLUGIN, TEXT
 
 PROGRAM = "bench.gpu.step_trace"
 ON_GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})  # categories of trace events
@@ -32,8 +35,9 @@ HOST = "cuda_runtime"
 SHOWN = 20  # kernels and calls in the report
 LOADED_S = 3.0  # until all requests decode
 TRACE_S = 120.0  # until a trace must be there
-ENGINES = (Servers("plain"), Servers("chains", paths=1), Servers("trees", paths=4))
-WORK = Work(prompts=8, samples=8, tokens=7000)  # one batch of 64, which decodes for a while
+ENGINES = ("plain", "chains", "trees")
+# One batch each, which decodes for a while.
+LOADS = (Work(prompts=1, samples=4, tokens=7000), Work(prompts=8, samples=8, tokens=7000))
 KV_TOKENS = 1 << 19  # all of it
 
 Event = Mapping[str, Any]  # of a Chrome trace; times in microseconds
@@ -85,46 +89,65 @@ def _longest(events: Iterable[Event], steps: int) -> list[dict[str, Any]]:
 
 
 def load(setup: Setup, servers: Servers, inputs: Path | None) -> dict[str, Any]:
-    """Returns the config of an engine and its load."""
-    tree = config(setup, servers, Way("whole"), WORK)
+    """Returns the config of an engine."""
+    tree = config(setup, servers, Way("whole"), LOADS[-1])
     tree["engines"] |= {"count": 1}
     tree["engines"]["sglang"] |= {"max-total-tokens": KV_TOKENS}
     tree["sampling"] |= {"ignore_eos": True}  # the batch stays full
     if inputs is not None:
         tree["model"] |= {"path": str(inputs / "model")}
         tree["engines"]["sglang"] |= {"load-format": "dummy", "skip-tokenizer-init": True}
+        tree["engines"]["environment"] = imposed.environment(inputs / PLUGIN, inputs / TEXT)
     return tree
 
 
-def prompts_of(rollout: Rollout, inputs: Path | None) -> Sequence[PromptLike]:
-    """Returns the prompts of the load."""
+def prompts_of(rollout: Rollout, inputs: Path | None, work: Work) -> Sequence[PromptLike]:
+    """Returns the prompts of a load: of a shape those whose responses have the most text."""
     if inputs is None:
-        held_out = REASONER / "prompts" / "held_out.jsonl"
-        return rollout.read_prompts(held_out)[: WORK.prompts]
-    groups = read_trace(inputs / "trace.jsonl").groups[: WORK.prompts]
-    return [{"prompt_ids": list(group.prompt_ids)} for group in groups]
+        held_out = rollout.read_prompts(REASONER / "prompts" / "held_out.jsonl")[: work.prompts]
+        return [{"prompt_ids": list(one.prompt_ids), "n": work.samples} for one in held_out]
+    groups = read_trace(inputs / "trace.jsonl").groups
+    groups.sort(key=lambda group: -min(group.lengths[: work.samples]))
+    return [
+        {"id": group.group_id, "prompt_ids": list(group.prompt_ids or ()), "n": work.samples}
+        for group in groups[: work.prompts]
+    ]
 
 
 async def traced(
     setup: Setup, servers: Servers, options: argparse.Namespace, folder: Path
 ) -> dict[str, Any]:
-    """Returns the breakdown of an engine's steps under load. Raises SeerError, TimeoutError, and
+    """Returns the breakdown of an engine's steps by load. Raises SeerError, TimeoutError, and
     ValueError for a trace without GPU work."""
+    found: dict[str, Any] = {}
     tree = load(setup, servers, options.inputs)
     async with Rollout(tree, log_dir=folder / "engines") as rollout:
-        prompts = prompts_of(rollout, options.inputs)
-        (engine,) = rollout.engines
-        async with contextlib.aclosing(rollout.run(prompts)) as groups:
-            running = asyncio.create_task(_exhaust(groups))
-            try:
-                await asyncio.sleep(LOADED_S)
-                await asyncio.to_thread(_start_profile, engine.url, folder, options.steps)
-                trace = await _trace_in(folder)
-            finally:
-                running.cancel()
-                await asyncio.wait([running])
-    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    return breakdown(events, options.steps)
+        for work in LOADS:
+            name = f"{work.prompts * work.samples} requests"
+            prompts = prompts_of(rollout, options.inputs, work)
+            trace = await _trace_under(rollout, prompts, options.steps, folder / name)
+            events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+            found[name] = {
+                **breakdown(events, options.steps),
+                "drafting": rollout.report()["drafting"],
+            }
+    return found
+
+
+async def _trace_under(
+    rollout: Rollout, prompts: Sequence[PromptLike], steps: int, folder: Path
+) -> Path:
+    """Returns a trace of the engine while it generates for these prompts, and ends them."""
+    (engine,) = rollout.engines
+    async with contextlib.aclosing(rollout.run(prompts)) as groups:
+        running = asyncio.create_task(_exhaust(groups))
+        try:
+            await asyncio.sleep(LOADED_S)
+            await asyncio.to_thread(_start_profile, engine.url, folder, steps)
+            return await _trace_in(folder)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
 
 
 async def _exhaust(groups: AsyncGenerator[Any, None]) -> None:
@@ -159,6 +182,10 @@ def _traces(folder: Path) -> dict[Path, int]:
     return {trace: trace.stat().st_size for trace in folder.glob("**/*.trace.json.gz")}
 
 
+def _busy(figures: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}: {of['gpu_busy']:.0%} busy" for name, of in figures.items())
+
+
 def main() -> None:
     """Exits with status 1 if an engine gave no trace; its row has the reason."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -175,7 +202,8 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     rows: dict[str, Any] = {"setup": options.setup}
     failed = False
-    for servers in ENGINES:
+    of_setup = {servers.name for servers in kinds(setup)}
+    for servers in kinds(setup, [name for name in ENGINES if name in of_setup]):
         folder = options.out.with_suffix("") / servers.name
         try:
             rows[servers.name] = asyncio.run(traced(setup, servers, options, folder))
@@ -183,7 +211,7 @@ def main() -> None:
             failed, rows[servers.name] = True, {"error": str(error) or "no trace"}
         write_json(options.out, rows)
         shown = rows[servers.name]
-        print(servers.name, shown.get("error") or f"{shown['gpu_busy']:.0%} busy", flush=True)
+        print(servers.name, shown.get("error") or _busy(shown), flush=True)
     raise SystemExit(1 if failed else 0)
 
 

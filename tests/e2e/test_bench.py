@@ -57,7 +57,8 @@ def test_every_arm_has_the_same_samples(rig: Rig, tmp_path: Path) -> None:
     assert report["arms"]["divided"]["chunks"] > report["arms"]["group_round_robin"]["chunks"] == 12
     assert list(report["predicted"]["arms"]) == ARMS
     assert report["environment"]["packages"]["sglang"] == version("sglang")
-    reports = [json.loads(line) for line in (tmp_path / "out" / "reports.jsonl").open()]
+    lines = (tmp_path / "out" / "reports.jsonl").read_text().splitlines()
+    reports = [json.loads(line) for line in lines]
     assert [one["chunks"] for one in reports] == [row["chunks"] for row in report["rounds"]]
     for name in ("report.md", "arms.png", "rounds.jsonl"):
         assert (tmp_path / "out" / name).stat().st_size > 0
