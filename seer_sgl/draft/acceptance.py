@@ -30,6 +30,7 @@ class Acceptance:
 
     def __init__(self, most: int) -> None:
         self.tally = Tally(np.zeros(most + 1, np.int64), np.zeros(most + 1, np.int64))
+        self._uncounted = Tally(*map(np.zeros_like, self.tally))
         self._expected = np.full((CLASSES, CLASSES), PRIOR)
         self._accepted = np.full((CLASSES, CLASSES), PRIOR)
 
@@ -40,9 +41,13 @@ class Acceptance:
         _expect(drafts.parents, drafts.probs, drafts.counts, drafts.matches, ratios, gains)
         return gains
 
-    def observe(self, drafts: Drafts, accepted: Accepted, width: int) -> None:
-        """Learns from a verification of `width` nodes per request."""
+    def observe(
+        self, drafts: Drafts, accepted: Accepted, width: int, *, verified: bool = True
+    ) -> None:
+        """Learns from a verification of `width` nodes per request. verified: whether there was one;
+        else it is known from what the requests wrote (tree.py: `followed`), and not counted."""
         before = self._expected.sum()
+        tally = self.tally if verified else self._uncounted
         _learn(
             drafts.parents,
             drafts.probs,
@@ -53,8 +58,8 @@ class Acceptance:
             width,
             self._expected,
             self._accepted,
-            self.tally.tried,
-            self.tally.accepted,
+            tally.tried,
+            tally.accepted,
         )
         kept = 0.5 ** ((self._expected.sum() - before) / HALF_LIFE)
         self._expected *= kept

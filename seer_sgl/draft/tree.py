@@ -64,6 +64,53 @@ def is_chains(layout: Layout) -> bool:
     return bool((layout.next_sibling < 0).all())
 
 
+def followed(
+    drafts: Drafts, tokens: Int32, starts: Int64, counts: Int64
+) -> tuple[Drafts, Accepted]:
+    """Returns what a verification of the drafts would have shown, from what was written since.
+
+    Row i has since written `tokens[starts[i] : starts[i] + counts[i]]`; nothing is known of a row
+    without tokens. The drafts are cut where the tokens end.
+    """
+    nodes = np.full((len(drafts.counts), drafts.tokens.shape[1] + 1), -1, np.int32)
+    lengths, told = np.zeros_like(drafts.counts), drafts.counts.copy()
+    _follow(drafts.tokens, drafts.parents, tokens, starts, counts, nodes, lengths, told)
+    return drafts._replace(counts=told), Accepted(nodes, lengths)
+
+
+@kernel(
+    "void(int32[:,::1], int32[:,::1], int32[::1], int64[::1], int64[::1], int32[:,::1],"
+    " int32[::1], int32[::1])"
+)
+def _follow(
+    drafts: Int32,
+    parents: Int32,
+    tokens: Int32,
+    starts: Int64,
+    counts: Int64,
+    nodes: Int32,
+    lengths: Int32,
+    told: Int32,
+) -> None:
+    depths = np.zeros(drafts.shape[1], np.int64)
+    for row in range(len(starts)):
+        if counts[row] == 0:
+            continue
+        nodes[row, 0] = 0
+        lengths[row] = 1
+        for k in range(told[row]):
+            parent = parents[row, k]
+            depths[k] = 1 if parent < 0 else depths[parent] + 1
+            depth = depths[k]
+            if depth > counts[row]:
+                told[row] = k
+                break
+            on_path = depth == lengths[row] and nodes[row, depth - 1] == parent + 1
+            if on_path and drafts[row, k] == tokens[starts[row] + depth - 1]:
+                nodes[row, depth] = k + 1
+                lengths[row] = depth + 1
+
+
 @kernel(
     "void(int64[::1], int32[:,::1], int32[:,::1], int32[::1], int64[:,::1], int64[:,::1],"
     " int64[:,::1], int64[:,::1], int64[:,::1], boolean[:,:,::1])"

@@ -47,6 +47,17 @@ def test_only_drafts_whose_parent_was_accepted_are_tried() -> None:
     assert acceptance.tally.accepted[1:4].tolist() == [2, 1, 0]
 
 
+def test_what_was_written_teaches_the_same_and_is_not_counted() -> None:
+    verified, written = Acceptance(8), Acceptance(8)
+    for path in ([0, 2, 4], [0], [0, 1]):
+        verified.observe(drafts([TREE]), accepted(path), 9)
+        written.observe(drafts([TREE]), accepted(path), 9, verified=False)
+    assert (verified.expected(drafts([TREE])) == written.expected(drafts([TREE]))).all()
+    assert verified.tally.tried.any()
+    assert not written.tally.tried.any()
+    assert not written.tally.accepted.any()
+
+
 def test_experience_fades() -> None:
     acceptance = Acceptance(8)
     for _ in range(5000):

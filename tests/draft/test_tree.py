@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seer_sgl.draft.tree import Layout, is_chains, lay_out
+from seer_sgl.draft.tree import Layout, followed, is_chains, lay_out
 
 from .trees import Tree, as_drafts, trees
 
@@ -45,6 +45,30 @@ def test_a_layout_is_what_its_parents_say(rows: list[Tree], width: int) -> None:
         == list(range(-1, min(len(tree), width - 1) - 1))
         for tree in rows
     )
+
+
+@given(st.lists(st.tuples(trees(), st.lists(st.integers(0, 2), max_size=5)), max_size=4))
+def test_what_was_written_is_followed_through_the_drafts(
+    rows: list[tuple[Tree, list[int]]],
+) -> None:
+    tokens = np.array([token for _, written in rows for token in written], np.int32)
+    counts = np.array([len(written) for _, written in rows], np.int64)
+    drafts = as_drafts([tree for tree, _ in rows])
+    told, path = followed(drafts, tokens, np.cumsum(counts) - counts, counts)
+    for row, (tree, written) in enumerate(rows):
+        depths = [len(ancestors(tree, node)) - 1 for node in range(len(tree))]
+        deep = (node for node, depth in enumerate(depths) if written and depth > len(written))
+        assert told.counts[row] == next(deep, len(tree))
+        expected = [0] if written else []
+        for token in written:
+            links = enumerate(tree[: told.counts[row]])
+            at = [node + 1 for node, link in links if link == (expected[-1] - 1, token)]
+            if not at:
+                break
+            expected += at
+        assert path.counts[row] == len(expected)
+        assert path.nodes[row].tolist()[: len(expected)] == expected
+        assert (path.nodes[row, len(expected) :] == -1).all()
 
 
 def test_no_sequences_are_no_trees() -> None:

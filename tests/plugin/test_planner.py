@@ -14,6 +14,7 @@ from seer_sgl.draft.steps import StepTimes
 from seer_sgl.draft.tree import Accepted
 from seer_sgl.plugin.speculation import counts, planner
 from seer_sgl.plugin.speculation.planner import PLAIN, SETTLED, LastStep, Plan, Planner
+from tests.draft.drafts import drafts
 from tests.plugin.requests import request
 
 STRIDE = 5
@@ -33,10 +34,12 @@ class Engine:
             (1, 3, STRIDE), StepTimes(times), Acceptance(STRIDE - 1), pause=pause
         )
         drafter = Drafter()
-        replica = Replica(drafter, None, max_tokens=10_000, scope="engine")
+        replica = Replica(drafter, None, max_tokens=100_000, scope="engine")
         self.planner = Planner(drafter, replica, 1, policy, overlaps=overlaps)
         self.waited = 0  # for the tokens of a step
         self.reqs = [request(rid, REPEATS, group=rid) for rid in ("a", "b")]
+        for req in self.reqs:
+            req.sampling_params.max_new_tokens = 100_000
         self.asked = 0  # outcomes
 
     def plan(self) -> Plan:
@@ -146,26 +149,49 @@ def test_overlapped_steps_are_timed_between_beginnings_of_one_kind(
     assert [width for _, width in seen[plain:]] == [width for width in widths[:3] if width > 1]
 
 
-@pytest.mark.parametrize("overlaps", [False, True])
-def test_a_time_that_was_measured_too_long_is_found_out_while_the_engine_decodes_plainly(
-    monkeypatch: pytest.MonkeyPatch, overlaps: bool
-) -> None:
-    now = [0.0]
-    clock = SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The planner's clock, which stands still until a test moves `now`."""
+    clock = SimpleNamespace(now=0.0, monotonic=time.monotonic)
+    clock.perf_counter = lambda: clock.now
     monkeypatch.setattr(planner, "time", clock)
-    engine = Engine(pause=8, overlaps=overlaps, drafted_s=6e-3)  # it is 1.2 ms
-    for req in engine.reqs:
-        req.sampling_params.max_new_tokens = 10_000
+    return clock
+
+
+def widths_of(engine: Engine, clock: SimpleNamespace, steps: int) -> list[int]:
+    """Returns the widths of steps of 1 ms, with drafts 1.2 ms. All drafts that are verified are
+    right, and so are those of steps without drafts: the requests go on as they began."""
     widths = []
-    for _ in range(8 * EXPLORE_EVERY):
+    for _ in range(steps):
         plan = engine.plan()
         widths.append(plan.width)
-        now[0] += 1e-3 if plan.width == 1 else 1.2e-3
+        clock.now += 1e-3 if plan.width == 1 else 1.2e-3
         if plan.drafts is not None:
             engine.planner.verifying(plan, engine.outcome)
         for req in engine.reqs:
             for _ in range(3 if plan.width > 1 else 1):
                 req.output_ids.append(REPEATS[len(req.output_ids) % 3])
+    return widths
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_time_that_was_measured_too_long_is_found_out_while_the_engine_decodes_plainly(
+    clock: SimpleNamespace, overlaps: bool
+) -> None:
+    engine = Engine(pause=8, overlaps=overlaps, drafted_s=6e-3)
+    widths = widths_of(engine, clock, 8 * EXPLORE_EVERY)
     assert max(widths[: EXPLORE_EVERY // 2]) == 1, "drafting seems not to pay"
-    drafting = [width > 1 for width in widths[-EXPLORE_EVERY:]]
-    assert sum(drafting) > EXPLORE_EVERY // 2
+    assert sum(width > 1 for width in widths[-EXPLORE_EVERY:]) > EXPLORE_EVERY // 2
+
+
+def test_drafts_that_have_become_good_are_found_out_while_the_engine_decodes_plainly(
+    clock: SimpleNamespace,
+) -> None:
+    engine = Engine(drafted_s=1.2e-3)
+    refused = Accepted(np.zeros((1, 2), np.int32), np.ones(1, np.int32))
+    for match in (1, 2, 4, 8, 16, 32):
+        for _ in range(1000):
+            engine.policy.acceptance.observe(drafts([[(-1, 0.9)]], match), refused, 2)
+    widths = widths_of(engine, clock, 40 * EXPLORE_EVERY)
+    assert max(widths[: EXPLORE_EVERY // 2]) == 1, "drafting seems not to pay"
+    assert sum(width > 1 for width in widths[-EXPLORE_EVERY:]) > EXPLORE_EVERY // 2

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from seer_sgl.draft.drafter import Drafter, Drafts
 from seer_sgl.draft.policy import DraftPolicy
 from seer_sgl.draft.replica import Replica
-from seer_sgl.draft.tree import Accepted
+from seer_sgl.draft.tree import Accepted, followed
 from seer_sgl.plugin.sglang_types import SglReq
 
 from .counts import Counts
@@ -41,6 +41,14 @@ class _Verification(NamedTuple):
     width: int
     slots: NDArray[np.int64]  # of the Drafter, one per row
     outcome: Callable[[], Accepted]
+
+
+class _Unverified(NamedTuple):
+    """Drafts that a plain step left: what the requests write shows which were right."""
+
+    drafts: Drafts
+    rids: list[str]
+    lengths: NDArray[np.int64]  # tokens of each request then
 
 
 class _Step(NamedTuple):
@@ -78,6 +86,7 @@ class Planner:
         self._acceptance = policy.acceptance
         self._step: _Step | None = None  # under way
         self._verification: _Verification | None = None  # whose outcome has not been seen
+        self._unverified: _Unverified | None = None
 
     def plan(
         self,
@@ -171,7 +180,9 @@ class Planner:
     ) -> Plan:
         rows = self._rows
         rows.follow(reqs)
+        known = rows.lengths
         tokens, counts = rows.missing(reqs, totals, runs, run_lens)
+        self._learn_from(tokens, counts, known)
         # The last token that a request may have is a bonus token, not a draft.
         room = np.minimum(rows.limits - totals - 1, 0 if plain else self._most)
         budgets = np.maximum(room, 0).astype(np.int32)
@@ -180,4 +191,34 @@ class Planner:
         if plain or not drafts.counts.any():
             return PLAIN
         width = self._policy.width(drafts)
-        return Plan(width, drafts) if width > 1 else PLAIN
+        if width > 1:
+            return Plan(width, drafts)
+        self._unverified = _Unverified(drafts, list(rows.rids), rows.lengths.copy())
+        return PLAIN
+
+    def _learn_from(
+        self, tokens: NDArray[np.int32], counts: NDArray[np.int32], known: NDArray[np.int64]
+    ) -> None:
+        """Learns which of the last drafts, if nobody verified them, the requests have written.
+
+        So acceptance stays known while drafting does not pay. tokens, counts: of each row, since it
+        had `known` tokens.
+        """
+        left, self._unverified = self._unverified, None
+        if left is None:
+            return
+        ends = np.cumsum(counts, dtype=np.int64)
+        rows = {
+            rid: (int(end) - int(count), int(count), int(length))
+            for rid, end, count, length in zip(self._rows.rids, ends, counts, known, strict=True)
+        }
+        # A request that was preempted since has begun again, with another length.
+        found = [
+            rows[rid][:2] if rid in rows and rows[rid][2] == length else (0, 0)
+            for rid, length in zip(left.rids, left.lengths.tolist(), strict=True)
+        ]
+        starts, written = np.array(found, np.int64).reshape(-1, 2).T
+        drafts, path = followed(
+            left.drafts, tokens, np.ascontiguousarray(starts), np.ascontiguousarray(written)
+        )
+        self._acceptance.observe(drafts, path, drafts.tokens.shape[1] + 1, verified=False)

@@ -50,23 +50,23 @@ class BatchRows:
         self.limits: NDArray[np.int64] = np.empty(0, np.int64)  # tokens the request may reach
         self._drafter = drafter
         self._replica = replica
+        self.rids: list[str] = []
         self._reqs: list[SglReq] = []
-        self._rids: list[str] = []
         self._known: dict[str, tuple[int, int]] = {}  # rid -> slot, limit
 
     def follow(self, reqs: Sequence[SglReq]) -> None:
         """Updates the rows: the batch now consists of `reqs`."""
         rids = [req.rid for req in reqs]
-        if rids == self._rids:
+        if rids == self.rids:
             return
-        for rid in set(self._rids) - set(rids):
+        for rid in set(self.rids) - set(rids):
             self.leave(rid)
-        lengths = dict(zip(self._rids, self.lengths.tolist(), strict=True))
+        lengths = dict(zip(self.rids, self.lengths.tolist(), strict=True))
         for req in reqs:
             if req.rid not in self._known:
                 self._known[req.rid], lengths[req.rid] = self._begin(req)
         rows = [self._known[rid] for rid in rids]
-        self._reqs, self._rids = list(reqs), rids
+        self._reqs, self.rids = list(reqs), rids
         self.slots = np.array([slot for slot, _ in rows], np.int64)
         self.limits = np.array([limit for _, limit in rows], np.int64)
         self.lengths = np.array([lengths[rid] for rid in rids], np.int64)
@@ -110,10 +110,10 @@ class BatchRows:
         """Removes a request from the batch, after adding its last tokens for its siblings."""
         if rid not in self._known:
             return
-        at = self._rids.index(rid)
+        at = self.rids.index(rid)
         self._settle(at, self._reqs[at])
         self._replica.end(self._known.pop(rid)[0])
-        del self._reqs[at], self._rids[at]
+        del self._reqs[at], self.rids[at]
         self.slots, self.lengths = np.delete(self.slots, at), np.delete(self.lengths, at)
         self.limits = np.delete(self.limits, at)
 
