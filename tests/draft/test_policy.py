@@ -80,11 +80,19 @@ def test_now_and_then_a_neighbouring_width_is_tried() -> None:
 def test_where_drafts_do_not_pay_a_width_is_tried_ever_more_rarely() -> None:
     tried, at = policy(2.0), []
     for step in range(4 * MOST_EXPLORE):
-        if not tried.resting() and tried.width(drafts([chain(0.1)])) > 1:
+        if not tried.resting() and (width := tried.width(drafts([chain(0.1)]))) > 1:
             at.append(step)
             assert not tried.resting(), "the next step looks at drafts: only so a time is learned"
+            tried.times.observe(1, width, tried.times.predict(1, width))
             tried.width(drafts([chain(0.1)]))
     gaps = np.diff(at)
     assert len(gaps) >= 4
     assert all(gap <= MOST_EXPLORE + MAX_PAUSE for gap in gaps)
     assert gaps.tolist() == sorted(gaps)
+    assert gaps[-1] > 8 * gaps[0]
+
+
+def test_no_width_is_tried_that_no_draft_needs() -> None:
+    tried = policy(0.001)
+    widths = {chosen(tried, drafts([chain(0.9, 3)] * 4)) for _ in range(4 * EXPLORE_EVERY)}
+    assert widths == {3, 5}, "5 holds the root and three drafts"

@@ -48,10 +48,14 @@ def test_one_step_that_hung_moves_the_estimate_little() -> None:
     assert times.predict(4, 1) < 1.3 * before
 
 
-def test_a_width_that_was_measured_far_too_long_is_corrected_and_others_are_not_blamed() -> None:
+@pytest.mark.parametrize("factor", [5, 30])
+def test_a_width_that_was_measured_far_too_long_is_corrected_and_others_are_not_blamed(
+    factor: int,
+) -> None:
     times = step_times()
-    for _ in range(100):
+    for _ in range(300):
         times.observe(4, 1, forward(4, 1))
-        times.observe(4, 9, forward(4, 9) / 5)
-    assert times.predict(4, 9) == pytest.approx(forward(4, 9) / 5, rel=0.1)
-    assert times.predict(4, 1) == pytest.approx(forward(4, 1), rel=0.2)
+        times.observe(4, 9, forward(4, 9) / factor)
+    if factor < 10:
+        assert times.predict(4, 9) == pytest.approx(forward(4, 9) / factor, rel=0.1)
+    assert times.predict(4, 1) == pytest.approx(forward(4, 1), rel=0.1)

@@ -189,6 +189,8 @@ class Planner:
         drafts = self._drafter.step(rows.slots, tokens, counts, budgets, self._paths)
         rows.share(tokens, counts)
         if plain or not drafts.counts.any():
+            if self._overlaps:  # a step that rests waits for nothing
+                self._policy.rest()
             return PLAIN
         width = self._policy.width(drafts)
         if width > 1:
