@@ -40,7 +40,7 @@ class DraftPolicy:
     """Chooses the width of each verification.
 
     widths: ascending, the first is 1. most_nodes: the maximum per verification. pause: plain steps
-    before the first draft.
+    before the first draft. overlaps: see Planner.
     """
 
     def __init__(
@@ -51,11 +51,13 @@ class DraftPolicy:
         most_nodes: int = MOST_NODES,
         *,
         pause: int = 0,
+        overlaps: bool = False,
     ) -> None:
         self.widths = list(widths)
         self.times = times
         self.acceptance = acceptance
         self._most_nodes = most_nodes
+        self._overlaps = overlaps
         self._pause = pause  # steps left without drafting
         self._patience = 1  # the next pause, steps
         self._steps = 0
@@ -117,8 +119,10 @@ class DraftPolicy:
         width = self._neighbour(batch, best, deepest)
         times = self.times
         self._tried = _Try(batch, width, times.times_seen(width), times.predict(batch, width))
-        # Overlapped, a step with drafts is timed if the next one looks at drafts too.
-        self._pause = 0 if width > 1 else max(self._pause, PLAIN_STEPS)
+        if width > 1:  # overlapped, it is timed if the next step looks at drafts too
+            self._pause = 0
+        elif self._overlaps:
+            self._pause = max(self._pause, PLAIN_STEPS)
         return width
 
     def _was_known(self, tried: _Try) -> bool:

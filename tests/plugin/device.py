@@ -47,9 +47,8 @@ class Device:
         self._clock.perf_counter = lambda: self._clock.now
         monkeypatch.setattr(planner, "time", self._clock)
         self.times = StepTimes({(b, w): measured(b, w) for b in BATCHES for w in widths})
-        policy = DraftPolicy(
-            widths, self.times, Acceptance(widths[-1] - 1), pause=8 if overlaps else 0
-        )
+        acceptance, pause = Acceptance(widths[-1] - 1), 8 if overlaps else 0
+        policy = DraftPolicy(widths, self.times, acceptance, pause=pause, overlaps=overlaps)
         drafter = Drafter()
         replica = Replica(drafter, None, max_tokens=10**8, scope="engine")
         self.planner = Planner(drafter, replica, paths, policy, overlaps=overlaps)

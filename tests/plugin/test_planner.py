@@ -31,7 +31,11 @@ class Engine:
             for width in (1, 3, STRIDE)
         }
         self.policy = policy = DraftPolicy(
-            (1, 3, STRIDE), StepTimes(times), Acceptance(STRIDE - 1), pause=pause
+            (1, 3, STRIDE),
+            StepTimes(times),
+            Acceptance(STRIDE - 1),
+            pause=pause,
+            overlaps=overlaps,
         )
         drafter = Drafter()
         replica = Replica(drafter, None, max_tokens=100_000, scope="engine")

@@ -80,6 +80,7 @@ def planner(
         Acceptance(stride - 1),
         shapes.most_nodes,
         pause=FIRST_PLAIN if overlaps else 0,
+        overlaps=overlaps,
     )
     result = Planner(drafter, replica, paths, policy, overlaps=overlaps)
     reserve = get_alloc_reserve_per_decode()
