@@ -85,7 +85,8 @@ def parts(session: Session, machine: Machine) -> list[Part]:
     steps = {"": ("--setup", bfloat16)} | (
         {"-fa3": ("--setup", "fa3-bfloat16")} if machine.fa3 else {}
     )
-    inputs_of_trace = ("--inputs", str(session.inputs), *list(steps.values())[-1])
+    shape = ("--inputs", str(session.inputs))
+    chosen = ("--setup", "fa3-bfloat16" if machine.fa3 else bfloat16)
     fa3 = [_script(session, "exact-fa3", "exact", "--setups", "fa3-bfloat16")]
     return [
         _script(session, "machine", "machine"),
@@ -94,7 +95,7 @@ def parts(session: Session, machine: Machine) -> list[Part]:
             _script(session, f"steps{name}", "step_times", *model, *at, "--contexts", CONTEXTS)
             for name, at in steps.items()
         ),
-        _script(session, "trace-shape", "step_trace", *inputs_of_trace),
+        _script(session, "trace-shape", "step_trace", *shape, *chosen),
         # An engine per GPU: two that take turns on one hide what even load brings.
         _benchmark(session, machine, SHAPES, machine.gpus, first=True),
         _script(session, "smoke", "exact", "--setups", float32, *SMOKE),

@@ -202,8 +202,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     rows: dict[str, Any] = {"setup": options.setup}
     failed = False
-    of_setup = {servers.name for servers in kinds(setup)}
-    for servers in kinds(setup, [name for name in ENGINES if name in of_setup]):
+    for servers in (one for one in kinds(setup) if one.name in ENGINES):
         folder = options.out.with_suffix("") / servers.name
         try:
             rows[servers.name] = asyncio.run(traced(setup, servers, options, folder))

@@ -1,4 +1,4 @@
-"""What an engine says of the times that it has measured."""
+"""The line of an engine's log with the times of its steps."""
 
 from seer_sgl.plugin.speculation.profile import described
 
