@@ -18,38 +18,23 @@ RATE_WINDOW_S = 10.0  # tok/s is the mean over this much of the past
 
 
 class EngineCounts:
-    """The counts of one engine. `load`: its last report; None before the first."""
+    """The counts of one engine. `load`: its last report; before the first, that of an idle one."""
 
     def __init__(self, info: EngineInfo) -> None:
         self.info = info
-        self.load: EngineLoad | None = None
+        self.load = EngineLoad(used_tokens=0, progress=())
         self.totals = Totals()
         self.peak_tokens = 0
 
     @property
     def kv_share(self) -> float:
         """The share of its KV capacity in use."""
-        return 0.0 if self.load is None else self.load.used_tokens / self.info.max_total_num_tokens
+        return self.load.used_tokens / self.info.max_total_num_tokens
 
     @property
     def kv_peak(self) -> float:
         """The largest share of its KV capacity in use so far."""
         return self.peak_tokens / self.info.max_total_num_tokens
-
-    @property
-    def running(self) -> int:
-        """Requests in its batch, of all its clients."""
-        return 0 if self.load is None else self.load.running
-
-    @property
-    def queued(self) -> int:
-        """Requests in its queue that wait for room, of all its clients."""
-        return 0 if self.load is None else self.load.queued
-
-    @property
-    def kv_waiting(self) -> int:
-        """Requests in its queue that wait for KV from the pool, although there is room."""
-        return 0 if self.load is None else self.load.kv_waiting
 
 
 class FleetCounts(Observer):

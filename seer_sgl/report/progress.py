@@ -57,7 +57,7 @@ class ShownProgress(LiveCounts):
             return
         engines = [f"{name} {_doing(engine)}" for name, engine in self._shown()]
         if self._hidden():
-            running = sum(engine.running for engine in self.engines.values())
+            running = sum(engine.load.running for engine in self.engines.values())
             engines.append(f"and {self._hidden()} more, {running} running in all")
         for first in range(0, len(engines), ENGINES_PER_LINE):
             yield INDENT + "   ".join(engines[first : first + ENGINES_PER_LINE])
@@ -100,8 +100,9 @@ class ShownProgress(LiveCounts):
 
 
 def _doing(engine: EngineCounts) -> str:
-    waiting = f"{engine.kv_waiting} wait for KV, " if engine.kv_waiting else ""
-    return f"{engine.running} running, {engine.queued} queued, {waiting}KV {engine.kv_share:.0%}"
+    load = engine.load
+    waiting = f"{load.kv_waiting} wait for KV, " if load.kv_waiting else ""
+    return f"{load.running} running, {load.queued} queued, {waiting}KV {engine.kv_share:.0%}"
 
 
 def _done(engine: EngineCounts) -> str:

@@ -20,19 +20,19 @@ GAUGES: tuple[tuple[str, str, Value], ...] = (
     (
         "running_requests",
         "Requests in the engine's batch, of all its clients.",
-        lambda e: e.counts.running,
+        lambda e: e.counts.load.running,
     ),
     (
         "queued_requests",
         "Requests that wait for room inside the engine, of all its clients.",
-        lambda e: e.counts.queued,
+        lambda e: e.counts.load.queued,
     ),
     (
         "kv_waiting_requests",
         "Requests that wait inside the engine for KV from the pool, although there is room.",
-        lambda e: e.counts.kv_waiting,
+        lambda e: e.counts.load.kv_waiting,
     ),
-    ("kv_used_tokens", "KV in use.", lambda e: e.kv_used_tokens),
+    ("kv_used_tokens", "KV in use.", lambda e: e.counts.load.used_tokens),
     ("kv_capacity_tokens", "KV capacity.", lambda e: e.info.max_total_num_tokens),
     (
         "kv_reserved_tokens",

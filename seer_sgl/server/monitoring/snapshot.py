@@ -20,11 +20,6 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     state: EngineState
     counts: EngineCounts
 
-    @property
-    def kv_used_tokens(self) -> int:
-        """KV in use at its last poll."""
-        return 0 if self.counts.load is None else self.counts.load.used_tokens
-
 
 class Snapshot(msgspec.Struct, frozen=True):
     """The server. `now`: seconds on the driver's clock.
