@@ -10,9 +10,7 @@ from seer_sgl.chunk_figures import Totals
 from seer_sgl.driver.observer import Observer
 from seer_sgl.engine_types import EngineInfo, EngineLoad
 from seer_sgl.errors import EngineError
-from seer_sgl.types import ChunkResult, Failure, Group, Request, Sample
-
-from .report import before_tail
+from seer_sgl.types import ChunkResult
 
 RATE_WINDOW_S = 10.0  # tok/s is the mean over this much of the past
 
@@ -102,29 +100,3 @@ class FleetCounts(Observer):
         begin = time.monotonic() - RATE_WINDOW_S
         while self._recent and self._recent[0][0] < begin:
             self._recent.popleft()
-
-
-class LiveCounts(FleetCounts):
-    """Counts the events of a rollout, as the report does. `groups`, `requests`: total numbers."""
-
-    def __init__(self, engines: Iterable[EngineInfo], groups: int, requests: int) -> None:
-        super().__init__(engines)
-        self.groups, self.requests = groups, requests
-        self.groups_done = 0
-        self.requests_done = 0
-        self._tail_since: float | None = None
-
-    @override
-    def closed(self, group: Group, failure: Failure | None) -> None:
-        self.groups_done += failure is None
-
-    @override
-    def finished(self, request: Request, sample: Sample) -> None:
-        self.requests_done += 1
-        if self._tail_since is None and self.requests_done >= before_tail(self.requests):
-            self._tail_since = time.monotonic()
-
-    @property
-    def tail_s(self) -> float | None:
-        """Seconds since only the last 10 % of the requests are unfinished; None before."""
-        return None if self._tail_since is None else time.monotonic() - self._tail_since

@@ -6,17 +6,22 @@ KV pool) and the tail (scheduling). They fit into 80 to 100 columns.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from rich.console import Console
 from rich.filesize import decimal
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from typing_extensions import override
 
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.timing import DEFAULT, Timing
+from seer_sgl.types import Failure, Group, Request, Sample
 
-from .counts import RATE_WINDOW_S, EngineCounts, LiveCounts
+from .counts import RATE_WINDOW_S, EngineCounts, FleetCounts
+from .report import before_tail
 
 MAX_ENGINES_SHOWN = 8
 ENGINES_PER_LINE = 2
@@ -24,8 +29,25 @@ BAR_WIDTH = 26
 INDENT = " " * 10  # of the engines, below the time
 
 
-class ShownProgress(LiveCounts):
-    """Counts the events of a rollout and shows them."""
+class ShownProgress(FleetCounts):
+    """Counts the events of a rollout and shows them. `groups`, `requests`: total numbers."""
+
+    def __init__(self, engines: Iterable[EngineInfo], groups: int, requests: int) -> None:
+        super().__init__(engines)
+        self.groups, self.requests = groups, requests
+        self.groups_done = 0
+        self.requests_done = 0
+        self._tail_since: float | None = None
+
+    @override
+    def closed(self, group: Group, failure: Failure | None) -> None:
+        self.groups_done += failure is None
+
+    @override
+    def finished(self, request: Request, sample: Sample) -> None:
+        self.requests_done += 1
+        if self._tail_since is None and self.requests_done >= before_tail(self.requests):
+            self._tail_since = time.monotonic()
 
     @contextlib.asynccontextmanager
     async def shown(self, console: Console, timing: Timing = DEFAULT) -> AsyncIterator[None]:
@@ -96,7 +118,9 @@ class ShownProgress(LiveCounts):
         return len(self.engines) - len(self._shown())
 
     def _tail(self, otherwise: str) -> str:
-        return otherwise if self.tail_s is None else f"{self.tail_s:.1f} s"
+        """Returns the time since only the last 10 % of the requests are unfinished."""
+        since = self._tail_since
+        return otherwise if since is None else f"{time.monotonic() - since:.1f} s"
 
 
 def _doing(engine: EngineCounts) -> str:
