@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from seer_sgl.config import Fraction, Natural, Section, convert, place_of, read_tree
+from seer_sgl.bounds import Fraction, Natural
+from seer_sgl.config import Section, convert, place_of, read_tree
 from seer_sgl.errors import ConfigError
 
 LONGEST_S = 1e9

@@ -7,14 +7,13 @@ from typing import Annotated, Any
 
 import msgspec
 
+from seer_sgl.bounds import Natural, Positive
 from seer_sgl.config import (
     Config,
     DraftConfig,
     ExternalEngines,
     KvPoolConfig,
     LocalEngines,
-    Natural,
-    Positive,
     Section,
     convert,
     place_of,

@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seer_sgl.bounds import Fraction, Natural, Positive
 from seer_sgl.errors import ConfigError
-from seer_sgl.types import Sampling
 
 from .engines import (
     Cores,
@@ -47,16 +45,12 @@ __all__ = [
     "ExternalEngines",
     "FlagValue",
     "FleetConfig",
-    "Fraction",
     "ImagesConfig",
     "KvPoolConfig",
     "LocalEngines",
     "ModelConfig",
-    "Natural",
-    "Positive",
     "RayEngines",
     "RolloutConfig",
-    "Sampling",
     "SchedulingConfig",
     "Section",
     "ServerConfig",

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from seer_sgl.bounds import LARGEST_ID
-from seer_sgl.config import Fraction, Natural, Positive, SchedulingConfig, Section
+from seer_sgl.bounds import LARGEST_ID, Fraction, Natural, Positive
+from seer_sgl.config import SchedulingConfig, Section
 
 PAGE_SIZE = 64  # SGLang's default with a KV pool
 MOST_REQUESTS = 100_000_000  # per workload; each takes memory
