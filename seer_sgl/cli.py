@@ -41,11 +41,7 @@ set_keys = click.option(
 def out_folder(default: str) -> Callable[[F], F]:
     """Returns the option that names the folder for the results."""
     return click.option(
-        "--out",
-        type=click.Path(path_type=Path),
-        default=Path(default),
-        show_default=True,
-        help="Folder for the results.",
+        "--out", type=PATH, default=Path(default), show_default=True, help="Folder for the results."
     )
 
 
@@ -56,15 +52,13 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option("--config", type=click.Path(path_type=Path), help="YAML config.")
+@click.option("--config", type=PATH, help="YAML config.")
 @click.option("--ready", metavar="NAME", help="Instead, one of: cpu, cpu-pool, cpu-seer.")
-@click.option("--prompts", type=click.Path(path_type=Path), help="JSONL; default rollout.prompts.")
+@click.option("--prompts", type=PATH, help="JSONL; default rollout.prompts.")
 @out_folder("out")
 @set_keys
 @click.option("--overwrite", is_flag=True, help="Replace the samples of an earlier rollout.")
-@click.option(
-    "--resume", type=click.Path(path_type=Path), metavar="DIR", help="Continue with DIR's journal."
-)
+@click.option("--resume", type=PATH, metavar="DIR", help="Continue with DIR's journal.")
 @click.option("--extend", is_flag=True, help="With --resume: prompts were added at the end.")
 @click.option("--compare", is_flag=True, help="Compare with plain SGLang, afterwards.")
 @log_level
@@ -109,13 +103,13 @@ def rollout(
 
 
 @cli.command()
-@click.option("--config", type=click.Path(path_type=Path), help="YAML config.")
+@click.option("--config", type=PATH, help="YAML config.")
 @click.option("--ready", metavar="NAME", help="Instead, one of: cpu, cpu-pool, cpu-seer.")
 @click.option("--host", help="Address to listen on; default server.host.")
 @click.option("--port", type=int, help="Port; default server.port. 0: a free one.")
 @click.option(
     "--log-dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("logs"),
     show_default=True,
     help="Folder for the logs of local engines.",
@@ -150,12 +144,12 @@ def serve(
 @click.option("--workload", help="moonlight, qwen2-vl-72b or kimi-k2 (configs/sim/).")
 @click.option("--trace", type=PATH, help="As for what-if; with --policy or --sweep.")
 @click.option("--policy", help="One policy; the default compares all policies.")
-@click.option("--config", type=click.Path(path_type=Path), help="YAML like configs/sim/.")
+@click.option("--config", type=PATH, help="YAML like configs/sim/.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any of its keys.")
 @click.option("--sweep", metavar="KEY=V1,V2,...", help="One key at several values.")
 @click.option("--draws", type=int, metavar="N", help="Lengths of seeds 1 to N: means, ranges.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for JSON and plots.")
+@click.option("--out", type=PATH, help="Folder for JSON and plots.")
 @log_level
 def simulate(*, log_level: str, **options: Any) -> None:
     """Predict a rollout without any engine.
@@ -218,7 +212,7 @@ def what_if(*, as_json: bool, log_level: str, **options: Any) -> None:
 
 
 @cli.command()
-@click.option("--config", type=click.Path(path_type=Path), help="YAML; default bench-cpu.yaml.")
+@click.option("--config", type=PATH, help="YAML; default bench-cpu.yaml.")
 @out_folder("out/bench")
 @click.option("--workload", help="JSONL samples of an earlier rollout: prompts and lengths.")
 @click.option("--engines", multiple=True, metavar="N|[KIND=]URLS", help="Start N, or join URLS.")
@@ -248,7 +242,7 @@ def bench(
 
 
 @cli.command()
-@click.argument("path", metavar="SAMPLES", type=click.Path(path_type=Path))
+@click.argument("path", metavar="SAMPLES", type=PATH)
 @click.option("--engine", required=True, metavar="URL", help="An SGLang server.")
 @click.option("--samples", type=click.IntRange(1), default=32, show_default=True, help="At most.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random choice.")
