@@ -4,7 +4,6 @@ simulator and rollouts in a row: a report in, a table out."""
 from statistics import median
 
 from seer_sgl.benchmark.arms import BASELINE, SEER
-from seer_sgl.sampling import canonical
 
 from .tables import (
     Lines,
@@ -34,7 +33,7 @@ def machine(report: Report) -> Lines:
     """Yields the machine, the versions and the work."""
     host, config = report["environment"], report["config"]
     engines, flags = config["engines"], config["engines"]["sglang"]
-    rollout, sampling = config["rollout"], canonical(config["sampling"])
+    rollout, sampling = config["rollout"], config["sampling"]
     gpus = ", ".join(host["gpus"]) or "no GPU"
     installed = {name: version for name, version in host["packages"].items() if version}
     installed.pop("seer-sgl", None)  # the commit says more
@@ -116,17 +115,12 @@ def predicted(report: Report) -> Lines:
 
 def acceptance(report: Report) -> Lines:
     """Yields the accepted tokens of seer, beside those that the simulator assumes."""
-    # The config of earlier versions had it.
-    model = report["predicted"].get("speculation") or report["config"]["bench"]["speculation"]
+    model = report["predicted"]["speculation"]
     first, *others = model["references"]
     head = [f"model with {first} finished siblings", *others] if others else ["model"]
     length = median(values(rounds_of(report), SEER, "accept_length"))
     return table(
-        [
-            "",
-            f"{code(SEER)}, measured: median of all rounds",
-            *head,
-        ],
+        ["", f"{code(SEER)}, measured: median of all rounds", *head],
         [["tokens per verified step", decimals(length), *map(decimals, model["accept_length"])]],
     )
 
