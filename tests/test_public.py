@@ -26,12 +26,3 @@ def test_a_type_checker_knows_the_names_that_are_imported_on_first_use() -> None
 def test_another_name_is_unknown() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Scheduler'"):
         _ = seer_sgl.Scheduler
-
-
-def test_no_two_public_classes_of_the_package_have_one_name() -> None:
-    homes: dict[str, list[str]] = {}
-    for file in sorted(Path(seer_sgl.__file__).parent.rglob("*.py")):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes.setdefault(node.name, []).append(file.name)
-    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
