@@ -3,7 +3,7 @@
 It is never evidence for a claim about SGLang. Its tokens depend on (seed, position) only, as in
 SGLang with deterministic inference. So a divided run can be compared with an undivided one.
 
-As a program (`python -m tests.fake_sglang PORT ...`) it serves until it is killed.
+As a program (`python -m tests.fake_sglang OPTIONS`, a JSON object) it serves until it is killed.
 """
 
 import asyncio
