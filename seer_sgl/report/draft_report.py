@@ -7,9 +7,9 @@ the run begin at its restart.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -23,7 +23,6 @@ SOURCES = ("prompt", "own", "here", "elsewhere")
 LASTING = frozenset({"max_s"})  # not subtracted: the maximum since the engine's start
 Width = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}$")]  # a key of a JSON object
 Facts = dict[str, Any]
-T = TypeVar("T")
 
 
 class Drafting(Protocol):
@@ -35,13 +34,6 @@ class Drafting(Protocol):
 
     async def drafting(self) -> Facts | None:
         """Returns the engine's drafting counters since its start. Raises EngineError."""
-
-
-class FleetDraftCounters(NamedTuple):
-    """The counters at one time: of the engines, by id, and of the hub."""
-
-    engines: dict[str, Facts]
-    hub: Facts | None
 
 
 class WaitCounts(msgspec.Struct, frozen=True):
@@ -67,8 +59,9 @@ class ReplicaCounts(msgspec.Struct, frozen=True):
 
 
 class EngineDraftCounts(msgspec.Struct, frozen=True):
-    """The drafting counters of an engine."""
+    """The drafting counters of an engine since its start, which `instance` names."""
 
+    instance: str | None = None
     steps: dict[Width, int] = {}  # 1 is plain decoding
     verified_rows: int = 0
     verified_tokens: int = 0
@@ -78,14 +71,61 @@ class EngineDraftCounts(msgspec.Struct, frozen=True):
     accepted_by_position: list[int] = []
     replica: ReplicaCounts = ReplicaCounts()
 
+    @property
+    def drafted(self) -> int:
+        """Tokens that were drafted and verified."""
+        return sum(self.drafted_by_position)
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that were accepted."""
+        return sum(self.accepted_by_position)
+
 
 class HubCounts(msgspec.Struct, frozen=True):
-    """The counters of the draft hub."""
+    """The counters of the draft hub since its start, which `instance` names."""
 
+    instance: str | None = None
     groups_begun: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     lag: WaitCounts = WaitCounts()
+
+
+T = TypeVar("T", EngineDraftCounts, HubCounts)
+
+
+class FleetDraftCounters(msgspec.Struct, frozen=True):
+    """The counters at one time: of engines by id, and of the hub. None: no hub, or no answer."""
+
+    engines: dict[str, EngineDraftCounts] = {}
+    hub: HubCounts | None = None
+
+    @classmethod
+    def of(cls, engines: Mapping[str, Facts], hub: Facts | None) -> Self:
+        """Returns counters as they were reported, without those that are not valid."""
+        parts = {name: _decoded(facts, EngineDraftCounts) for name, facts in engines.items()}
+        return cls(
+            {name: part for name, part in parts.items() if part is not None},
+            None if hub is None else _decoded(hub, HubCounts),
+        )
+
+    @property
+    def drafted(self) -> int:
+        """Tokens that were drafted and verified."""
+        return sum(part.drafted for part in self.engines.values())
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that were accepted."""
+        return sum(part.accepted for part in self.engines.values())
+
+
+def _decoded(facts: Facts, kind: type[T]) -> T | None:
+    try:
+        return msgspec.convert(facts, kind)
+    except msgspec.ValidationError:  # another version of the plugin or of the hub
+        return None
 
 
 async def read(
@@ -98,7 +138,7 @@ async def read(
     Never raises. The counters of an engine that does not answer are missing; the reason is logged.
     """
     if not engines:
-        return FleetDraftCounters({}, None)
+        return FleetDraftCounters()
 
     async def read_engine(engine: Drafting) -> Facts | None:
         try:
@@ -115,7 +155,7 @@ async def read(
 
     hub, *counters = await asyncio.gather(read_hub(), *map(read_engine, engines))
     pairs = zip(engines, counters, strict=True)
-    return FleetDraftCounters(
+    return FleetDraftCounters.of(
         {engine.info.engine_id: facts for engine, facts in pairs if facts is not None}, hub
     )
 
@@ -125,11 +165,11 @@ def section(before: FleetDraftCounters, after: FleetDraftCounters) -> Facts | No
     if not before.engines and not after.engines:
         return None
     parts: dict[str, EngineDraftCounts] = {}
-    for engine_id, facts in after.engines.items():
-        part = counted(before.engines.get(engine_id), facts, EngineDraftCounts)
+    for engine_id, counts in after.engines.items():
+        part = _since(before.engines.get(engine_id), counts)
         if part is not None:
             parts[engine_id] = part
-    hub = None if after.hub is None else counted(before.hub, after.hub, HubCounts)
+    hub = None if after.hub is None else _since(before.hub, after.hub)
     sources = sum((Counter(part.sources) for part in parts.values()), Counter[str]())
     known = sum(sources[source] for source in SOURCES)
     return {
@@ -147,22 +187,17 @@ def section(before: FleetDraftCounters, after: FleetDraftCounters) -> Facts | No
     }
 
 
-def counted(before: Facts | None, after: Facts, kind: type[T]) -> T | None:
-    """Returns the difference of two readings; None if one is missing or not valid.
+def _since(before: T | None, after: T) -> T | None:
+    """Returns the difference of two readings; None without the first one.
 
     After a restart in between it returns the counters of `after`.
     """
     if before is None:
         return None
-    restarted = before.get("instance") != after.get("instance")
-    try:
-        new = msgspec.convert(after, kind)
-        if restarted:
-            return new
-        old = msgspec.convert(before, kind)
-    except msgspec.ValidationError:  # an engine with another version of the plugin
-        return None
-    return msgspec.convert(_difference(msgspec.to_builtins(old), msgspec.to_builtins(new)), kind)
+    if before.instance != after.instance:
+        return after
+    difference = _difference(msgspec.to_builtins(before), msgspec.to_builtins(after))
+    return msgspec.convert(difference, type(after))
 
 
 def _difference(before: Any, after: Any) -> Any:

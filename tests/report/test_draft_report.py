@@ -16,8 +16,8 @@ from tests.support.infos import info
 
 
 def test_figures_are_what_was_counted_in_between() -> None:
-    before = FleetDraftCounters({"a": engine(10), "b": engine(0)}, hub(100))
-    after = FleetDraftCounters({"a": engine(14), "b": engine(4, verified_tokens=16)}, hub(150))
+    before = FleetDraftCounters.of({"a": engine(10), "b": engine(0)}, hub(100))
+    after = FleetDraftCounters.of({"a": engine(14), "b": engine(4, verified_tokens=16)}, hub(150))
     drafting = section(before, after)
     assert drafting is not None
     engines = drafting.pop("engines")
@@ -53,7 +53,7 @@ def test_figures_are_what_was_counted_in_between() -> None:
 
 
 def test_without_drafting_there_is_no_section() -> None:
-    assert section(FleetDraftCounters({}, None), FleetDraftCounters({}, None)) is None
+    assert section(FleetDraftCounters(), FleetDraftCounters()) is None
 
 
 DEEP: Any = []
@@ -67,8 +67,10 @@ for _ in range(900):  # levels: close to the JSON decoder's limit
 def test_an_engine_that_was_away_or_is_of_another_version_is_left_out(
     change: dict[str, Any],
 ) -> None:
-    before = FleetDraftCounters({"a": engine(1), "b": engine(1), "d": engine(1)}, None)
-    after = FleetDraftCounters({"a": engine(3), "c": engine(3), "d": engine(3, **change)}, hub(3))
+    before = FleetDraftCounters.of({"a": engine(1), "b": engine(1), "d": engine(1)}, None)
+    after = FleetDraftCounters.of(
+        {"a": engine(3), "c": engine(3), "d": engine(3, **change)}, hub(3)
+    )
     drafting = section(before, after)
     assert drafting is not None
     assert [one["engine_id"] for one in drafting["engines"]] == ["a"]
@@ -77,8 +79,8 @@ def test_an_engine_that_was_away_or_is_of_another_version_is_left_out(
 
 def test_whoever_restarted_counts_from_there() -> None:
     drafting = section(
-        FleetDraftCounters({"a": engine(100)}, hub(100)),
-        FleetDraftCounters({"a": engine(2, "j")}, hub(20, "later")),
+        FleetDraftCounters.of({"a": engine(100)}, hub(100)),
+        FleetDraftCounters.of({"a": engine(2, "j")}, hub(20, "later")),
     )
     assert drafting is not None
     assert drafting["verified_steps"] == {"3": 2}
@@ -86,7 +88,7 @@ def test_whoever_restarted_counts_from_there() -> None:
 
 
 def test_nothing_drafted_yet_is_no_division_by_zero() -> None:
-    nothing = FleetDraftCounters({"a": engine(0, steps={}, drafted_by_position=[])}, hub(0))
+    nothing = FleetDraftCounters.of({"a": engine(0, steps={}, drafted_by_position=[])}, hub(0))
     drafting = section(nothing, nothing)
     assert drafting is not None
     assert (drafting["accept_length"], drafting["verified_steps"]) == (None, {})
@@ -120,7 +122,7 @@ async def test_an_engine_that_does_not_answer_costs_nothing(
         FakeEngine("stock", None),
         FakeEngine("a", engine(1)),
     ]
-    assert await read(engines, None, 0.01) == FleetDraftCounters({"a": engine(1)}, None)
+    assert await read(engines, None, 0.01) == FleetDraftCounters.of({"a": engine(1)}, None)
     assert sorted(caplog.messages) == [
         "engine closed: its drafts were not counted: Session is closed",
         "engine gone: its drafts were not counted: gone",

@@ -1,44 +1,13 @@
 """The drafting counters of engines and hub, read at most every few seconds."""
 
 import asyncio
-from typing import Any, TypeVar
-
-import msgspec
 
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.report import draft_report
-from seer_sgl.report.draft_report import EngineDraftCounts, HubCounts
+from seer_sgl.report.draft_report import FleetDraftCounters
 
 MAX_AGE_S = 5.0
 WAIT_S = 2.0  # of a reader; an engine that answers later is in the next answer
-T = TypeVar("T")
-
-
-class DraftCounters(msgspec.Struct, frozen=True):
-    """Counters since the start of each engine and of the hub; None: no hub, or no answer."""
-
-    engines: dict[str, EngineDraftCounts] = {}
-    hub: HubCounts | None = None
-
-    @property
-    def drafted(self) -> int:
-        """Tokens that were drafted and verified."""
-        return sum(drafted(part) for part in self.engines.values())
-
-    @property
-    def accepted(self) -> int:
-        """Drafted tokens that were accepted."""
-        return sum(accepted(part) for part in self.engines.values())
-
-
-def drafted(part: EngineDraftCounts) -> int:
-    """Returns the tokens that an engine drafted and verified."""
-    return sum(part.drafted_by_position)
-
-
-def accepted(part: EngineDraftCounts) -> int:
-    """Returns the drafted tokens that an engine accepted."""
-    return sum(part.accepted_by_position)
 
 
 class DraftReader:
@@ -46,11 +15,11 @@ class DraftReader:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._newest = DraftCounters()
+        self._newest = FleetDraftCounters()
         self._read_at: float | None = None  # the event loop's time
         self._task: asyncio.Task[None] | None = None
 
-    async def counters(self, serving: set[str]) -> DraftCounters:
+    async def counters(self, serving: set[str]) -> FleetDraftCounters:
         """Returns counters that are a few seconds old, at most. `serving`: ids of engines."""
         now = asyncio.get_running_loop().time()
         if self._read_at is None or now - self._read_at >= MAX_AGE_S:
@@ -71,24 +40,10 @@ class DraftReader:
             for engine in self._fleet.engines
             if engine.info.draft_tokens > 0 and engine.info.engine_id in serving
         ]
-        reading = await draft_report.read(drafters, self._fleet.drafts)
-        parts = {
-            name: _decoded(facts, EngineDraftCounts) for name, facts in reading.engines.items()
-        }
-        self._newest = DraftCounters(
-            {name: part for name, part in parts.items() if part is not None},
-            None if reading.hub is None else _decoded(reading.hub, HubCounts),
-        )
+        self._newest = await draft_report.read(drafters, self._fleet.drafts)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._task = None
         self._read_at = task.get_loop().time()
         if not task.cancelled():
             task.exception()  # retrieved: the next reading is a new try
-
-
-def _decoded(facts: dict[str, Any], kind: type[T]) -> T | None:
-    try:
-        return msgspec.convert(facts, kind)
-    except msgspec.ValidationError:  # another version of the plugin or of the hub
-        return None

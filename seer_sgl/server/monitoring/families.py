@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric, SummaryMetricFamily
 
+from seer_sgl.report.draft_report import FleetDraftCounters
+
 from .counts import PASSTHROUGH, ServerCounts
-from .drafting import DraftCounters, accepted, drafted
 from .engine_families import engine_families
 from .series import counters, gauge, gauges, known
 from .snapshot import Snapshot
@@ -123,11 +124,11 @@ def _work(counts: ServerCounts) -> Iterator[Metric]:
     )
 
 
-def _drafting(drafts: DraftCounters) -> Iterator[Metric]:
+def _drafting(drafts: FleetDraftCounters) -> Iterator[Metric]:
     parts, label = drafts.engines.items(), ("engine",)
     for name, text, rows in (
-        ("drafted_tokens", "Tokens that were drafted.", [((e,), drafted(p)) for e, p in parts]),
-        ("accepted_tokens", "Drafted tokens accepted.", [((e,), accepted(p)) for e, p in parts]),
+        ("drafted_tokens", "Tokens that were drafted.", [((e,), p.drafted) for e, p in parts]),
+        ("accepted_tokens", "Drafted tokens accepted.", [((e,), p.accepted) for e, p in parts]),
         (
             "verified_tokens",
             "Tokens that verifications generated.",

@@ -7,10 +7,10 @@ import msgspec
 from seer_sgl.driver.state import EngineState
 from seer_sgl.engine_types import EngineInfo
 from seer_sgl.report.counts import EngineCounts
+from seer_sgl.report.draft_report import FleetDraftCounters
 from seer_sgl.server.rollout_served import ServedRollout
 
 from .counts import ServerCounts
-from .drafting import DraftCounters
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     counts: ServerCounts
     engines: list[EngineSnapshot]
-    drafts: DraftCounters
+    drafts: FleetDraftCounters
     passthrough: Mapping[str, int]
     open_groups: int
     sessions: int
