@@ -179,7 +179,7 @@ class Driver:
         for state in self.states():
             for observer in own:
                 observer.health(state.engine_id, state.state, state.why, self._clock())
-        return self._loop.runs.open(maker, own, caller, on_failure)
+        return Run(self._loop.runs, maker, own, caller, on_failure)
 
     async def pause(self) -> None:
         """Stops dispatching, and returns when no chunk is in flight, except passthrough chunks.

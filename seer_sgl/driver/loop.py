@@ -266,9 +266,9 @@ class RolloutLoop(EngineControl):
         if result.error is not None:
             logger.debug("chunk %s was lost: %s", result.chunk.rid, result.error)
         if finished and group.uid in run.unfinished:
-            self.runs.finished(run, request)
+            run.finish(request)
         if group.uid in run.unfinished and group.withdrawn:
-            self.runs.leave(run, group)
+            run.leave(group)
         self.runs.check()
 
     async def _until_landed(

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-from seer_sgl.errors import RolloutError
-from seer_sgl.types import Group, OnFailure, Request
+from seer_sgl.errors import ChunkInterrupted, RolloutError
+from seer_sgl.types import Failure, FailureKind, Group, OnFailure, Request, RequestState
 
 from .observer import Observer
 from .samples import SampleMaker
@@ -18,7 +18,7 @@ class Run:
     """An async iterator of ended groups: complete, or given up with a `failure`.
 
     While it is `open`, more groups may be added. Raises RolloutError when the driver has ended.
-    `own_observers`: of this run; `standing`: of all runs, also after this one is closed.
+    `own_observers`: of this run; those of all runs receive its events also after it is closed.
     """
 
     def __init__(
@@ -27,21 +27,19 @@ class Run:
         make_sample: SampleMaker,
         own_observers: Sequence[Observer],
         caller: str,
-        standing: Sequence[Observer] = (),
-        *,
-        on_failure: OnFailure = "group",
+        on_failure: OnFailure,
     ) -> None:
+        self._runs = runs
+        self._make_sample = make_sample
         self.own_observers = own_observers
-        self._standing = standing
-        self.make_sample = make_sample
         self.caller = caller
-        self.on_failure = on_failure
+        self._on_failure = on_failure
         self.open = True
         self.unfinished: dict[str, Group] = {}  # by uid
-        self._runs = runs
         # None: the run has ended, and a waiting iterator ends too.
         self._ended: asyncio.Queue[Group | RolloutError | None] = asyncio.Queue()
         self._error: RolloutError | None = None
+        runs.open[self] = None
 
     def observe(self, observer: Observer) -> None:
         """Adds an observer of this run."""
@@ -50,7 +48,7 @@ class Run:
     @property
     def observers(self) -> list[Observer]:
         """All observers that receive the run's events."""
-        return [*self._standing, *self.own_observers]
+        return [*self._runs.standing, *self.own_observers]
 
     def __aiter__(self) -> Self:
         return self
@@ -73,48 +71,119 @@ class Run:
         Raises ValueError if the run is complete, or if the uid of a group or a request is already
         in use; then nothing has changed.
         """
-        self._runs.add(self, groups)
+        if not self.open:
+            raise ValueError("the run is complete")
+        runs, seen = self._runs, set[str]()
+        for group in groups:
+            if group.uid in runs.by_group or group.uid in seen:
+                raise ValueError(f"group {group.group_id!r} is being rolled out already")
+            seen.add(group.uid)
+        runs.scheduler.check_new(request for group in groups for request in group.requests)
+        for group in groups:
+            group.caller, group.on_failure = self.caller, self._on_failure
+            runs.by_group[group.uid] = self
+            self.unfinished[group.uid] = group
+            runs.scheduler.submit(group)
+            self._submitted(group.requests)
+            if group.withdrawn or _has_all_samples(group):  # given up before, or without requests
+                self.leave(group)
+        runs.wake()
 
     def restore(self, request: Request) -> None:
         """Makes the sample of a request that was finished when it was added, and reports it."""
-        self._runs.restore(self, request)
+        self.finish(request)
 
     def complete(self) -> None:
         """Marks the run as complete: no more groups follow."""
-        self._runs.complete(self)
+        self.open = False
+        self._end_if_over()
 
     def grow(self, group: Group, requests: Sequence[Request]) -> None:
         """Adds requests to a growing group. Raises ValueError if the group no longer grows."""
-        self._runs.grow(self, group, requests)
+        self._runs.scheduler.grow(group, requests)
+        self._submitted(requests)
+        self._runs.wake()
 
     def complete_group(self, group: Group) -> None:
         """Marks a growing group as complete: no more requests follow."""
-        self._runs.complete_group(self, group)
+        self._runs.scheduler.complete_group(group)
+        if group.uid in self.unfinished and _has_all_samples(group):
+            self.leave(group)
 
     def prefer(self, group: Group) -> None:
         """Sends a group's requests before those of its caller's other groups from now on."""
-        self._runs.prefer(group)
+        if group.uid in self.unfinished:
+            self._runs.scheduler.prefer(group)
 
     def abort(self, request: Request) -> None:
         """Ends a request early, with the tokens that its engine returns.
 
         Its sample has the finish reason `abort`.
         """
-        self._runs.abort(request)
+        if request.group.uid not in self.unfinished or request.state is RequestState.FINISHED:
+            return
+        flights = self._runs.flights
+        if self._runs.scheduler.abort(request, self._runs.clock()):
+            self.finish(request)
+        elif (flight := flights.of(request)) is not None:
+            flight.aborted = True
+            flights.recall(flight, "the request was aborted")
 
     def close(self) -> None:
         """Gives up the unfinished groups and aborts their chunks in flight."""
-        self._runs.close(self)
-
-    def wake(self) -> None:
-        """Wakes a waiting iterator: the run may have ended (open_runs.py)."""
-        self._ended.put_nowait(None)
-
-    def ended(self, group: Group) -> None:
-        """Queues a group that is complete or given up (open_runs.py)."""
-        self._ended.put_nowait(group)
+        failure = Failure(FailureKind.LEFT, "its caller left")
+        self.open = False
+        for group in list(self.unfinished.values()):
+            self._runs.scheduler.withdraw(group, failure)
+            self.leave(group)
+        self._end_if_over()
+        self.own_observers = ()
+        self._runs.wake()
 
     def fail(self, error: RolloutError) -> None:
         """Ends the iteration with an error, because the driver has ended (open_runs.py)."""
         self._error = error
         self._ended.put_nowait(error)
+
+    def finish(self, request: Request) -> None:
+        """Makes the sample of a finished request, and closes its group after the last one."""
+        group = request.group
+        sample = self._make_sample(request)
+        group.samples.append(sample)
+        for observer in self.observers:
+            observer.finished(request, sample)
+        if _has_all_samples(group):
+            self.leave(group)
+
+    def leave(self, group: Group) -> None:
+        """Closes a group that is complete or given up, and takes back its chunks in flight."""
+        if group.uid not in self.unfinished:  # an observer's call has already closed it
+            return
+        del self._runs.by_group[group.uid], self.unfinished[group.uid]
+        for request in group.requests:
+            flight = self._runs.flights.of(request)
+            if flight is not None:
+                flight.take_back(ChunkInterrupted("the group was given up"))
+        for observer in self.observers:
+            observer.closed(group, group.failure)
+        self._ended.put_nowait(group)
+        self._end_if_over()
+        self._runs.check()
+
+    def _submitted(self, requests: Sequence[Request]) -> None:
+        for observer in self.observers:
+            observer.submitted(requests, self._runs.clock())
+
+    def _end_if_over(self) -> None:
+        """Forgets the run once no group is left and none follows, and wakes its iterator."""
+        if self.open or self.unfinished:
+            return
+        if self in self._runs.open:
+            del self._runs.open[self]
+            for observer in self._runs.standing:
+                observer.ended(self.caller, self._runs.clock())
+        self._ended.put_nowait(None)
+
+
+def _has_all_samples(group: Group) -> bool:
+    return group.complete and len(group.samples) == len(group.requests)

@@ -17,7 +17,7 @@ HEAD = """\
 All names of `seer_sgl` that a program may rely on, with their docstrings.
 The fields of the types that they name may be relied on too; every other name may change. How to use them: [Python](python.md).
 """
-HIDDEN = ("wake", "ended", "fail", "over")  # for the driver and the rollout
+HIDDEN = ("fail", "finish", "leave", "over")  # for the driver and the rollout
 HANDED_OUT = (
     "Backend",
     "Client",
