@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from seer_sgl.driver import open_runs
+from seer_sgl.driver import loop
 from seer_sgl.processes.child import hold_ports
 from tests.logs import logged
 
@@ -42,10 +42,10 @@ def empty_books() -> Iterator[None]:
     breaches: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: breaches.append(record.getMessage())  # type: ignore[method-assign]
-    open_runs.logger.addHandler(handler)
+    loop.logger.addHandler(handler)
     yield
-    open_runs.logger.removeHandler(handler)
-    assert not [breach for breach in breaches if breach.startswith(open_runs.BREACH)]
+    loop.logger.removeHandler(handler)
+    assert not [breach for breach in breaches if breach.startswith(loop.BREACH)]
 
 
 @pytest.fixture

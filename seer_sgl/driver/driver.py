@@ -95,12 +95,18 @@ class Driver:
     @property
     def stands_still(self) -> bool:
         """Whether callers wait although no chunk is in flight and no retry is due."""
-        return self._loop.stands_still
+        loop = self._loop
+        return bool(loop.by_group) and not loop.flights and self._scheduler.wake_at is None
 
     def check(self) -> list[str]:
         """Returns what an idle driver still holds although it must not: a defect. Empty if all is
         well."""
-        return self._loop.check()
+        breaches = self._scheduler.check()
+        if self._loop.flights:
+            breaches.append(f"{len(self._loop.flights)} chunks are in flight")
+        if self._loop.by_group:
+            breaches.append(f"{len(self._loop.by_group)} groups are unfinished")
+        return breaches
 
     @property
     def paused(self) -> bool:
@@ -116,7 +122,7 @@ class Driver:
 
     def observe(self, observer: Observer) -> None:
         """Adds an observer of all runs, present and later ones."""
-        self._loop.runs.standing.append(observer)
+        self._loop.standing.append(observer)
 
     def submit(
         self,
@@ -179,7 +185,7 @@ class Driver:
         for state in self.states():
             for observer in own:
                 observer.health(state.engine_id, state.state, state.why, self._clock())
-        return Run(self._loop.runs, maker, own, caller, on_failure)
+        return Run(self._loop, maker, own, caller, on_failure)
 
     async def pause(self) -> None:
         """Stops dispatching, and returns when no chunk is in flight, except passthrough chunks.
@@ -236,11 +242,11 @@ class Driver:
 
     def available(self, engine_id: str) -> bool:
         """Returns whether the driver sends chunks to an engine."""
-        return self._loop.available(engine_id)
+        return self._scheduler.available(engine_id)
 
     def in_flight(self, engine_id: str) -> int:
         """Returns the number of chunks that an engine has now."""
-        return sum(1 for _ in self._loop.flights_on(engine_id))
+        return sum(1 for _ in self._loop.flights.on(engine_id))
 
     def _require(self, engine_id: str) -> None:
         if engine_id not in self._loop.engines:

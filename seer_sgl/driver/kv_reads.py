@@ -11,8 +11,8 @@ from seer_sgl.timing import Timing
 from seer_sgl.types import Chunk
 
 from .engine import Engine
-from .engine_control import EngineControl
 from .kv_waits import KvWaits
+from .loop import RolloutLoop
 
 logger = logging.getLogger(__name__)
 
@@ -25,16 +25,14 @@ class KvReads:
         self._engine = engine
         self._waits = KvWaits(timing)
 
-    async def check(
-        self, now: float, load: EngineLoad, control: EngineControl, costs: Costs
-    ) -> None:
+    async def check(self, now: float, load: EngineLoad, loop: RolloutLoop, costs: Costs) -> None:
         """Acts on a load report. `now`: seconds of the monitor's polls.
 
         A chunk that waits too long is sent again. The engine's next chunks read no KV for a while.
         """
         if self._waits.resumes(now):
-            control.set_reads(self._name, True)
-        waiting = await self._waiting(load, control)
+            loop.set_reads(self._name, True)
+        waiting = await self._waiting(load, loop)
         if waiting is None:
             return
         most_s = self._waits.bound_s(waiting, costs.prefill_tok_s)
@@ -50,10 +48,10 @@ class KvReads:
         if late:
             why = f"engine {self._name}: KV was not read from the pool within {most_s:.0f} s"
             logger.warning("%s; requests that are sent again: %d", why, len(late))
-            control.set_reads(self._name, False)
-            control.take_back(late, why)
+            loop.set_reads(self._name, False)
+            loop.take_back(late, why)
 
-    async def _waiting(self, load: EngineLoad, control: EngineControl) -> Sequence[Chunk] | None:
+    async def _waiting(self, load: EngineLoad, loop: RolloutLoop) -> Sequence[Chunk] | None:
         """Returns the chunks that wait for KV; None if the engine does not name them."""
         if not load.kv_waiting:
             return ()
@@ -61,4 +59,4 @@ class KvReads:
             rids = set(await self._engine.waiting())
         except EngineError:  # the next poll has the reason
             return None
-        return [chunk for chunk in control.chunks_on(self._name) if chunk.rid in rids]
+        return [chunk for chunk in loop.chunks_on(self._name) if chunk.rid in rids]

@@ -15,9 +15,9 @@ from seer_sgl.errors import EngineBroken, EngineError, RolloutError, StartedAgai
 from seer_sgl.scheduling.placement import EngineSlot
 
 from .engine import Engine
-from .engine_control import EngineControl
 from .engine_watch import EngineWatch
 from .health import Health, State
+from .loop import RolloutLoop
 from .settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 class Monitor:
     """Polls every engine every `timing.poll_s`, in a large fleet less often."""
 
-    def __init__(self, control: EngineControl, settings: Settings) -> None:
+    def __init__(self, loop: RolloutLoop, settings: Settings) -> None:
         self._watched: dict[str, EngineWatch] = {}  # by engine id
         self._tasks: asyncio.TaskGroup | None = None  # while it runs
-        self._control = control
+        self._loop = loop
         self._settings = settings
         self._timing = settings.timing
         self._poll_s = settings.timing.poll_s
@@ -63,7 +63,7 @@ class Monitor:
         )
         watched.follow()
         if not watched.health.serves:  # its server was not started yet
-            self._control.set_available(slot.engine_id, False)
+            self._loop.set_available(slot.engine_id, False)
             self._publish(watched)
         if slot.available:
             self._available.add(slot)
@@ -83,7 +83,7 @@ class Monitor:
         """Takes an engine out until `clear_stale`: it does not have the current weights."""
         watched = self._watched[engine_id]
         watched.health.missed(why)
-        self._control.set_available(engine_id, False)
+        self._loop.set_available(engine_id, False)
         self._publish(watched)
 
     def clear_stale(self, engine_id: str) -> None:
@@ -105,10 +105,10 @@ class Monitor:
         while True:
             await asyncio.sleep(self._poll_s)
             self._awake_s += self._poll_s
-            self._control.elapsed(self._poll_s)
+            self._loop.elapsed(self._poll_s)
             for watched in self._watched.values():
-                watched.end_if_broken(self._control.paused)
-                watched.end_if_hung(self._awake_s, self._control.paused)
+                watched.end_if_broken(self._loop.paused)
+                watched.end_if_hung(self._awake_s, self._loop.paused)
             self._follow_weights()
             self._report_mixed()
             self._require_serving()
@@ -124,7 +124,7 @@ class Monitor:
             await asyncio.sleep(self._pause_s)
             watched.follow()
             if watched.slot.available and not watched.health.serves:
-                self._control.set_available(watched.name, False)
+                self._loop.set_available(watched.name, False)
             await self._poll(watched)
             self._publish(watched)
 
@@ -136,26 +136,26 @@ class Monitor:
         except EngineError as error:
             self._failed(watched, error)
         else:
-            self._control.loaded(slot.engine_id, load)
+            self._loop.loaded(slot.engine_id, load)
             watched.progress = watched.seen = load.progress
             if engine.info.weight_version != watched.version:
                 watched.version = engine.info.weight_version
-                self._control.weights_changed(slot.engine_id, watched.version)
+                self._loop.weights_changed(slot.engine_id, watched.version)
             if watched.shortfall.seen(self._awake_s, slot, load):
-                self._control.resend_lost(slot.engine_id)
+                self._loop.resend_lost(slot.engine_id)
             watched.watch_queue(self._awake_s, load)
-            await watched.kv_reads.check(self._awake_s, load, self._control, self._settings.costs)
+            await watched.kv_reads.check(self._awake_s, load, self._loop, self._settings.costs)
         progress = watched.progress
         if slot.inflight and before != progress and None not in (before, progress):
             self._alive_at = self._awake_s  # it may be out, but its chunks make progress
         mark = (slot.completed, *watched.seen)
-        working = 0 if self._control.idle else slot.inflight  # a paused engine stands still
+        working = 0 if self._loop.idle else slot.inflight  # a paused engine stands still
         if watched.stall.stalled(self._awake_s, working, mark):
             stalled_s = self._settings.engines.stall_timeout_s
             self._why = f"engine {slot.engine_id}: no progress for {stalled_s:g} s"
             health.failed(self._why)
-            self._control.set_available(slot.engine_id, False)
-            self._control.interrupt(slot.engine_id, self._why)
+            self._loop.set_available(slot.engine_id, False)
+            self._loop.interrupt(slot.engine_id, self._why)
         elif progress is not None and not slot.available:
             await self._readmit(watched)
 
@@ -171,7 +171,7 @@ class Monitor:
             health.failed(str(error))
             watched.broken |= isinstance(error, EngineBroken)
         if slot.available:
-            self._control.set_available(slot.engine_id, False)
+            self._loop.set_available(slot.engine_id, False)
 
     async def _readmit(self, watched: EngineWatch) -> None:
         """Checks an engine that is out and answers, and lets it serve if nothing is wrong."""
@@ -183,7 +183,7 @@ class Monitor:
         self._why = slot.trouble or self._why
         # A health check generates a token: a paused engine would not answer, and an engine without
         # its memory would fail.
-        if self._control.paused or not watched.readmission.due(self._awake_s, slot.trouble):
+        if self._loop.paused or not watched.readmission.due(self._awake_s, slot.trouble):
             return
         instance = engine.info.instance
         problem = await self._problem(watched)
@@ -201,7 +201,7 @@ class Monitor:
         if problem is None:
             watched.readmission.tried(self._awake_s)
             health.answered(None)
-            self._control.set_available(slot.engine_id, True)
+            self._loop.set_available(slot.engine_id, True)
         else:
             self._why = problem.why
             health.answered(problem)
@@ -218,7 +218,7 @@ class Monitor:
         if restored is None:
             return problem
         # Polled like all else here: an update that has begun ends before its pause does.
-        while self._control.paused:  # noqa: ASYNC110
+        while self._loop.paused:  # noqa: ASYNC110
             await asyncio.sleep(self._poll_s)
         if self.updates != updates:
             watched.restore_again()
@@ -245,7 +245,7 @@ class Monitor:
         if state in (State.DEAD, State.QUARANTINED):
             self._why = f"engine {watched.name}: {watched.health.why}"
         watched.log(state)
-        self._control.health_changed(watched.name, state, watched.health.why)
+        self._loop.health_changed(watched.name, state, watched.health.why)
 
     def _other_weights(self, engine: Engine) -> EngineProblem | None:
         name, version, instance = (
@@ -269,7 +269,7 @@ class Monitor:
 
         Otherwise an engine that fails for a moment could not come back.
         """
-        if self.weight_version is None or self._control.paused:
+        if self.weight_version is None or self._loop.paused:
             return
         serving = (watched for watched in self._watched.values() if watched.slot.available)
         versions = {watched.engine.info.weight_version for watched in serving}
@@ -281,7 +281,7 @@ class Monitor:
         serve one again. None of them is taken out: it is not known which of them is right."""
         serving = [watched for watched in self._watched.values() if watched.slot.available]
         versions = {watched.name: watched.engine.info.weight_version for watched in serving}
-        if self._control.paused or len(set(versions.values())) < 2:
+        if self._loop.paused or len(set(versions.values())) < 2:
             self._mixed_s = 0.0
             return
         self._mixed_s += self._poll_s
@@ -306,7 +306,7 @@ class Monitor:
         self._available, self._served = available, served
         recovery_s = self._settings.engines.recovery_timeout_s
         patience_s = recovery_s + min(recovery_s, self._timing.readmission_most_s)
-        if self._control.idle or serves or not self._settings.gives_up:
+        if self._loop.idle or serves or not self._settings.gives_up:
             self._alive_at = self._awake_s
         elif self._awake_s - self._alive_at >= patience_s:
             raise RolloutError(

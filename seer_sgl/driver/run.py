@@ -11,7 +11,7 @@ from .observer import Observer
 from .samples import SampleMaker
 
 if TYPE_CHECKING:
-    from .open_runs import OpenRuns
+    from .loop import RolloutLoop
 
 
 class Run:
@@ -23,13 +23,13 @@ class Run:
 
     def __init__(
         self,
-        runs: "OpenRuns",
+        loop: "RolloutLoop",
         make_sample: SampleMaker,
         own_observers: Sequence[Observer],
         caller: str,
         on_failure: OnFailure,
     ) -> None:
-        self._runs = runs
+        self._loop = loop
         self._make_sample = make_sample
         self.own_observers = own_observers
         self.caller = caller
@@ -39,7 +39,7 @@ class Run:
         # None: the run has ended, and a waiting iterator ends too.
         self._ended: asyncio.Queue[Group | RolloutError | None] = asyncio.Queue()
         self._error: RolloutError | None = None
-        runs.open[self] = None
+        loop.runs[self] = None
 
     def observe(self, observer: Observer) -> None:
         """Adds an observer of this run."""
@@ -48,7 +48,7 @@ class Run:
     @property
     def observers(self) -> list[Observer]:
         """All observers that receive the run's events."""
-        return [*self._runs.standing, *self.own_observers]
+        return [*self._loop.standing, *self.own_observers]
 
     def __aiter__(self) -> Self:
         return self
@@ -73,21 +73,21 @@ class Run:
         """
         if not self.open:
             raise ValueError("the run is complete")
-        runs, seen = self._runs, set[str]()
+        loop, seen = self._loop, set[str]()
         for group in groups:
-            if group.uid in runs.by_group or group.uid in seen:
+            if group.uid in loop.by_group or group.uid in seen:
                 raise ValueError(f"group {group.group_id!r} is being rolled out already")
             seen.add(group.uid)
-        runs.scheduler.check_new(request for group in groups for request in group.requests)
+        loop.scheduler.check_new(request for group in groups for request in group.requests)
         for group in groups:
             group.caller, group.on_failure = self.caller, self._on_failure
-            runs.by_group[group.uid] = self
+            loop.by_group[group.uid] = self
             self.unfinished[group.uid] = group
-            runs.scheduler.submit(group)
+            loop.scheduler.submit(group)
             self._submitted(group.requests)
             if group.withdrawn or _has_all_samples(group):  # given up before, or without requests
                 self.leave(group)
-        runs.wake()
+        loop.wake()
 
     def restore(self, request: Request) -> None:
         """Makes the sample of a request that was finished when it was added, and reports it."""
@@ -100,20 +100,20 @@ class Run:
 
     def grow(self, group: Group, requests: Sequence[Request]) -> None:
         """Adds requests to a growing group. Raises ValueError if the group no longer grows."""
-        self._runs.scheduler.grow(group, requests)
+        self._loop.scheduler.grow(group, requests)
         self._submitted(requests)
-        self._runs.wake()
+        self._loop.wake()
 
     def complete_group(self, group: Group) -> None:
         """Marks a growing group as complete: no more requests follow."""
-        self._runs.scheduler.complete_group(group)
+        self._loop.scheduler.complete_group(group)
         if group.uid in self.unfinished and _has_all_samples(group):
             self.leave(group)
 
     def prefer(self, group: Group) -> None:
         """Sends a group's requests before those of its caller's other groups from now on."""
         if group.uid in self.unfinished:
-            self._runs.scheduler.prefer(group)
+            self._loop.scheduler.prefer(group)
 
     def abort(self, request: Request) -> None:
         """Ends a request early, with the tokens that its engine returns.
@@ -122,8 +122,8 @@ class Run:
         """
         if request.group.uid not in self.unfinished or request.state is RequestState.FINISHED:
             return
-        flights = self._runs.flights
-        if self._runs.scheduler.abort(request, self._runs.clock()):
+        flights = self._loop.flights
+        if self._loop.scheduler.abort(request, self._loop.clock()):
             self.finish(request)
         elif (flight := flights.of(request)) is not None:
             flight.aborted = True
@@ -134,14 +134,14 @@ class Run:
         failure = Failure(FailureKind.LEFT, "its caller left")
         self.open = False
         for group in list(self.unfinished.values()):
-            self._runs.scheduler.withdraw(group, failure)
+            self._loop.scheduler.withdraw(group, failure)
             self.leave(group)
         self._end_if_over()
         self.own_observers = ()
-        self._runs.wake()
+        self._loop.wake()
 
     def fail(self, error: RolloutError) -> None:
-        """Ends the iteration with an error, because the driver has ended (open_runs.py)."""
+        """Ends the iteration with an error, because the driver has ended."""
         self._error = error
         self._ended.put_nowait(error)
 
@@ -159,29 +159,29 @@ class Run:
         """Closes a group that is complete or given up, and takes back its chunks in flight."""
         if group.uid not in self.unfinished:  # an observer's call has already closed it
             return
-        del self._runs.by_group[group.uid], self.unfinished[group.uid]
+        del self._loop.by_group[group.uid], self.unfinished[group.uid]
         for request in group.requests:
-            flight = self._runs.flights.of(request)
+            flight = self._loop.flights.of(request)
             if flight is not None:
                 flight.take_back(ChunkInterrupted("the group was given up"))
         for observer in self.observers:
             observer.closed(group, group.failure)
         self._ended.put_nowait(group)
         self._end_if_over()
-        self._runs.check()
+        self._loop.check()
 
     def _submitted(self, requests: Sequence[Request]) -> None:
         for observer in self.observers:
-            observer.submitted(requests, self._runs.clock())
+            observer.submitted(requests, self._loop.clock())
 
     def _end_if_over(self) -> None:
         """Forgets the run once no group is left and none follows, and wakes its iterator."""
         if self.open or self.unfinished:
             return
-        if self in self._runs.open:
-            del self._runs.open[self]
-            for observer in self._runs.standing:
-                observer.ended(self.caller, self._runs.clock())
+        if self in self._loop.runs:
+            del self._loop.runs[self]
+            for observer in self._loop.standing:
+                observer.ended(self.caller, self._loop.clock())
         self._ended.put_nowait(None)
 
 

@@ -286,7 +286,7 @@ async def test_an_engine_that_cannot_be_joined_is_named() -> None:
 
 async def test_a_program_error_in_the_loop_reaches_the_caller() -> None:
     async with rolling(FakeSGLang()) as rollout:
-        rollout.driver._loop._flights._amend = lambda *_: 1 / 0  # type: ignore[assignment]
+        rollout.driver._loop.flights._amend = lambda *_: 1 / 0  # type: ignore[assignment]
         with pytest.raises(RolloutError, match="the driver failed: ZeroDivisionError"):
             await asyncio.wait_for(all_groups(rollout), 60)
 
