@@ -6,10 +6,11 @@ then the file is refused. A block has its number and the checksum of the block b
 block that is missing, doubled or from another file is damage too.
 """
 
+import mmap
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 VERSION = 1
 FIRST_LINE = b"seer-sgl journal %d\n"
@@ -19,15 +20,7 @@ _HEAD = struct.Struct("<4sIII")
 _SUM = struct.Struct("<I")
 _LENGTH = struct.Struct("<I")
 OVERHEAD = _HEAD.size + _SUM.size
-
-
-class Bytes(Protocol):
-    """The bytes of a file: an mmap, or bytes."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, part: slice, /) -> bytes: ...
-    def find(self, sub: bytes, start: int = ..., /) -> int:
-        """Returns the position of `sub` from `start` on; -1 if it is not there."""
+Bytes = mmap.mmap | bytes  # of a file
 
 
 class Damaged(ValueError):

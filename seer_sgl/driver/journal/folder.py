@@ -104,15 +104,13 @@ class JournalFolder:
 
     def _take_lock(self) -> None:
         """Locks the folder. The system ends the lock with the process, so none is left behind."""
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            pid = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
-            owner = f"process {pid}" if pid.isdigit() else "another process"
-            raise JournalInUse(f"{self.name}: {owner} is using it") from error
-        except OSError as error:
-            raise JournalError(f"{self.name}: {error.strerror or error}") from error
         with self.explained():
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                pid = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+                owner = f"process {pid}" if pid.isdigit() else "another process"
+                raise JournalInUse(f"{self.name}: {owner} is using it") from error
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 

@@ -8,7 +8,7 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.types import ChunkResult, Failure, FailureKind, Group, Request, RequestState, Sample
 
 from .facts import digest, limits_of
-from .records import Complete, Ended, Extended, GivenUp, Returned, encode
+from .records import Complete, Ended, Extended, GivenUp, Record, Returned, encode
 from .writer import BlockWriter
 
 
@@ -39,13 +39,11 @@ class Journal(Observer):
 
     def extend(self, groups: Sequence[Group]) -> None:
         """Appends that groups were added, before their first chunk is sent."""
-        self._writer.append(
-            encode(Extended(groups=list(map(digest, groups)), limits=limits_of(groups)))
-        )
+        self._append(Extended(groups=list(map(digest, groups)), limits=limits_of(groups)))
 
     def complete(self, report: bytes) -> None:
         """Appends that every group is complete or given up."""
-        self._writer.append(encode(Complete(report=report)))
+        self._append(Complete(report=report))
 
     def close(self) -> None:
         """Writes what waits. Blocks until it is on disk."""
@@ -61,24 +59,22 @@ class Journal(Observer):
         ended = request.state is RequestState.FINISHED and request.failure is None
         if ended:
             self._kept.add(request.order)
-        self._writer.append(
-            encode(
-                Returned(
-                    order=request.order,
-                    seed=request.seed,
-                    engine_id=chunk.engine_id,
-                    ids=reply.ids.tobytes(),
-                    logprobs=reply.logprobs.tobytes(),
-                    weight_spans=reply.weight_spans,
-                    verify_steps=reply.verify_steps,
-                    submitted_at=self._since(request.submitted_at),
-                    started_at=self._since(request.started_at or 0.0),
-                    returned_at=self._since(result.now),
-                    finish=request.finish_reason if ended else None,
-                    matched=request.matched if ended else None,
-                    routed_experts=reply.routed_experts,
-                    input_tokens=reply.input_tokens,
-                )
+        self._append(
+            Returned(
+                order=request.order,
+                seed=request.seed,
+                engine_id=chunk.engine_id,
+                ids=reply.ids.tobytes(),
+                logprobs=reply.logprobs.tobytes(),
+                weight_spans=reply.weight_spans,
+                verify_steps=reply.verify_steps,
+                submitted_at=self._since(request.submitted_at),
+                started_at=self._since(request.started_at or 0.0),
+                returned_at=self._since(result.now),
+                finish=request.finish_reason if ended else None,
+                matched=request.matched if ended else None,
+                routed_experts=reply.routed_experts,
+                input_tokens=reply.input_tokens,
             )
         )
 
@@ -90,17 +86,15 @@ class Journal(Observer):
         if request.group.withdrawn:  # with the whole group
             return
         started_at = None if request.started_at is None else self._since(request.started_at)
-        self._writer.append(
-            encode(
-                Ended(
-                    order=request.order,
-                    submitted_at=self._since(request.submitted_at),
-                    started_at=started_at,
-                    ended_at=self._since(request.finished_at or 0.0),
-                    finish=request.finish_reason or "abort",
-                    matched=request.matched,
-                    failure=request.failure,
-                )
+        self._append(
+            Ended(
+                order=request.order,
+                submitted_at=self._since(request.submitted_at),
+                started_at=started_at,
+                ended_at=self._since(request.finished_at or 0.0),
+                finish=request.finish_reason or "abort",
+                matched=request.matched,
+                failure=request.failure,
             )
         )
 
@@ -109,9 +103,10 @@ class Journal(Observer):
         if failure is None or failure.kind is FailureKind.LEFT or group.uid in self._given_up:
             return
         first = group.requests[0].order
-        self._writer.append(
-            encode(GivenUp(order=first, kind=failure.kind, message=failure.message))
-        )
+        self._append(GivenUp(order=first, kind=failure.kind, message=failure.message))
+
+    def _append(self, record: Record) -> None:
+        self._writer.append(encode(record))
 
     def _since(self, at: float) -> float:
         # Rounded like the times of a sample, so that a restored one is the same.

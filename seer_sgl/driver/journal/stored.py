@@ -11,7 +11,7 @@ import msgspec
 
 from seer_sgl.errors import JournalError
 
-from .blocks import Block, Damaged, Tail, records_in, scan
+from .blocks import Block, Bytes, Damaged, Tail, records_in, scan
 from .facts import extended
 from .folder import JournalFolder
 from .records import Complete, Ended, Extended, Header, Record, Resumed, Returned, decode
@@ -55,9 +55,7 @@ def records(folder: JournalFolder, stored: StoredRollout) -> Iterator[Record]:
         yield from _behind_header(data, stored.blocks)
 
 
-def _summary(
-    data: mmap.mmap | bytes, blocks: list[Block], tail: Tail, folder: JournalFolder
-) -> StoredRollout:
+def _summary(data: Bytes, blocks: list[Block], tail: Tail, folder: JournalFolder) -> StoredRollout:
     header = _header(data, blocks)
     version, runs, elapsed_s = header.weight_version, 1, 0.0
     last: Record = header
@@ -79,7 +77,7 @@ def _summary(
     return StoredRollout(header, tail, blocks, runs, elapsed_s, version, complete)
 
 
-def _header(data: mmap.mmap | bytes, blocks: list[Block]) -> Header:
+def _header(data: Bytes, blocks: list[Block]) -> Header:
     first = next(records_in(data[blocks[0].begin : blocks[0].end]), b"")
     header = decode(first)
     if not isinstance(header, Header):
@@ -87,13 +85,13 @@ def _header(data: mmap.mmap | bytes, blocks: list[Block]) -> Header:
     return header
 
 
-def _behind_header(data: mmap.mmap | bytes, blocks: list[Block]) -> Iterator[Record]:
+def _behind_header(data: Bytes, blocks: list[Block]) -> Iterator[Record]:
     for block in blocks[1:]:
         yield from map(decode, records_in(data[block.begin : block.end]))
 
 
 @contextlib.contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
+def _mapped(path: Path) -> Iterator[Bytes]:
     with path.open("rb") as file:
         if not path.stat().st_size:  # it cannot be mapped
             yield b""
