@@ -10,7 +10,7 @@ An engine that died is HEALTHY again only after a start, and one with other weig
 current ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from enum import Enum
 
 from seer_sgl.engine_types import EngineProblem
@@ -28,24 +28,14 @@ class State(Enum):
     QUARANTINED = "quarantined"  # it failed too often, and is not restarted
 
 
-TRANSITIONS: Mapping[State, frozenset[State]] = {
-    state: frozenset(following)
-    for state, following in {
-        State.STARTING: {
-            State.HEALTHY,
-            State.SUSPECT,
-            State.STALE,
-            State.DEAD,
-            State.DRAINING,
-            State.QUARANTINED,
-        },
-        State.HEALTHY: {State.SUSPECT, State.STALE, State.DEAD, State.DRAINING},
-        State.SUSPECT: {State.HEALTHY, State.STALE, State.DEAD, State.DRAINING},
-        State.DEAD: {State.STARTING, State.DRAINING, State.QUARANTINED},
-        State.STALE: {State.HEALTHY, State.DEAD, State.DRAINING},
-        State.DRAINING: set[State](),
-        State.QUARANTINED: {State.DRAINING},
-    }.items()
+TRANSITIONS: Mapping[State, Set[State]] = {
+    State.STARTING: set(State) - {State.STARTING},
+    State.HEALTHY: {State.SUSPECT, State.STALE, State.DEAD, State.DRAINING},
+    State.SUSPECT: {State.HEALTHY, State.STALE, State.DEAD, State.DRAINING},
+    State.DEAD: {State.STARTING, State.DRAINING, State.QUARANTINED},
+    State.STALE: {State.HEALTHY, State.DEAD, State.DRAINING},
+    State.DRAINING: set(),
+    State.QUARANTINED: {State.DRAINING},
 }
 
 
