@@ -109,8 +109,3 @@ async def _go_on_briefly(engine: HttpEngine) -> None:
         await asyncio.sleep(IDLE_POLL_S)
     finally:
         await call(engine, "POST", "/pause_generation", b'{"mode":"retract"}', DEFAULT.quick_call_s)
-
-
-async def each_idle(engines: Sequence[HttpEngine], *, pause: str | None) -> Replies:
-    """Flushes several engines, each once it is idle, and returns the replies."""
-    return await on_each(engines, lambda engine: until_idle(engine, pause=pause))

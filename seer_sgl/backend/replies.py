@@ -112,12 +112,6 @@ def failures(replies: Replies, *, all_needed: bool = False) -> dict[str, EngineR
     return {name: reply for name, reply in failed.items() if reply.status is not None}
 
 
-def if_none_succeeded(replies: Replies) -> dict[str, EngineReply]:
-    """Returns the failed replies if no engine succeeded; else none make the call fail."""
-    failed = failed_of(replies)
-    return failed if len(failed) == len(replies) else {}
-
-
 def named(failed: Replies, count: int) -> str:
     """Returns one line that names the engines that failed, and why."""
     which = "; ".join(f"{name}: {reply.message}" for name, reply in failed.items())

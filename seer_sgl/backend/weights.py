@@ -9,9 +9,9 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import InputError, RolloutError, StateError
 
 from .bodies import Fields, Ranks, body_of, fields_of, tensor_bodies
-from .calls import call_all, each_idle
+from .calls import call_all, on_each, until_idle
 from .groups import DEFAULT_GROUP, require_complete, require_one_copy
-from .replies import CallResult, EngineReply, Replies, failed_of, if_none_succeeded
+from .replies import CallResult, EngineReply, Replies, failed_of
 from .state import SESSION, Before, FleetState, Session, ranks_of
 from .updated import all_opened, mark_updated, no_failure_so_far, starts_of, succeeded
 
@@ -158,7 +158,8 @@ async def update(state: FleetState, new: WeightUpdate, before: Before | None) ->
     async with state.holds.during(UPDATE):
         replies: dict[str, EngineReply] = {}
         if new.flush_cache and not state.lacks_memory:
-            replies |= failed_of(await each_idle(engines, pause=state.mode))
+            idle = await on_each(engines, lambda engine: until_idle(engine, pause=state.mode))
+            replies |= failed_of(idle)
         if state.mode == "in_place" and any(reply.status for reply in replies.values()):
             return CallResult(replies, failed_of(replies), IN_PLACE)
         ready = [engine for engine in engines if no_failure_so_far(engine, replies)]
@@ -238,4 +239,5 @@ async def _sent(
 
 def _served_if_any(replies: Replies) -> CallResult:
     """Returns the result: a success if an engine succeeded, for only such engines serve."""
-    return CallResult(replies, if_none_succeeded(replies))
+    failed = failed_of(replies)
+    return CallResult(replies, failed if len(failed) == len(replies) else {})
