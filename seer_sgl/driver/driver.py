@@ -53,6 +53,7 @@ class Driver:
         )
         self._monitor = Monitor(self._loop, settings)
         self._numbers = itertools.count()
+        self._pauses = 0  # pauses without a resume yet
         self._error: RolloutError | None = None  # the reason why the driver ended
 
     @classmethod
@@ -194,11 +195,17 @@ class Driver:
         their tokens are kept if the request can continue from them. Raises RolloutError if the
         driver ends meanwhile.
         """
-        await self._loop.pause()
+        self._pauses += 1
+        self._loop.paused = True
+        await self._loop.until_landed(
+            lambda chunk: chunk.request.passthrough is None, "the driver is paused", restart=True
+        )
 
     def resume(self) -> None:
         """Ends one pause. The driver dispatches again after the last one."""
-        self._loop.resume()
+        self._pauses = max(0, self._pauses - 1)
+        self._loop.paused = self._pauses > 0
+        self._loop.wake()
 
     def adopt_weights(self, version: str | None) -> None:
         """Records that every engine that is not stale serves new weights. KV of older weights is

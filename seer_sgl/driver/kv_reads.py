@@ -31,7 +31,7 @@ class KvReads:
         A chunk that waits too long is sent again. The engine's next chunks read no KV for a while.
         """
         if self._waits.resumes(now):
-            loop.set_reads(self._name, True)
+            loop.scheduler.set_reads(self._name, True)
         waiting = await self._waiting(load, loop)
         if waiting is None:
             return
@@ -48,7 +48,7 @@ class KvReads:
         if late:
             why = f"engine {self._name}: KV was not read from the pool within {most_s:.0f} s"
             logger.warning("%s; requests that are sent again: %d", why, len(late))
-            loop.set_reads(self._name, False)
+            loop.scheduler.set_reads(self._name, False)
             loop.take_back(late, why)
 
     async def _waiting(self, load: EngineLoad, loop: RolloutLoop) -> Sequence[Chunk] | None:
@@ -59,4 +59,5 @@ class KvReads:
             rids = set(await self._engine.waiting())
         except EngineError:  # the next poll has the reason
             return None
-        return [chunk for chunk in loop.chunks_on(self._name) if chunk.rid in rids]
+        chunks = (flight.chunk for flight in loop.flights.on(self._name))
+        return [chunk for chunk in chunks if chunk.rid in rids]

@@ -6,7 +6,7 @@ happens between two awaits.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from seer_sgl.engine_types import EngineLoad
 from seer_sgl.errors import (
@@ -49,7 +49,7 @@ class RolloutLoop:
         self.runs: dict[Run, None] = {}  # that are open or have unfinished groups, each once
         self.by_group: dict[str, Run] = {}  # by group uid, while the group is unfinished
         self.standing: list[Observer] = []  # of all runs
-        self._pauses = 0  # pauses without a resume yet
+        self.paused = False  # no chunk is dispatched; the engines may be paused too
         self._error: RolloutError | None = None  # the reason why the driver ended
 
     def add_engine(self, slot: EngineSlot, engine: Engine) -> None:
@@ -67,7 +67,7 @@ class RolloutLoop:
         KeyError for an unknown engine.
         """
         self.scheduler.drain(engine_id)
-        await self._until_landed(
+        await self.until_landed(
             lambda chunk: chunk.engine_id == engine_id, f"engine {engine_id} leaves"
         )
         if engine_id not in self.engines:  # another caller has removed it
@@ -95,33 +95,12 @@ class RolloutLoop:
         """Whether no caller waits, or dispatch is paused."""
         return not self.by_group or self.paused
 
-    @property
-    def paused(self) -> bool:
-        """Whether no chunk is dispatched; the engines may be paused too."""
-        return self._pauses > 0
-
     def check(self) -> None:
         """Logs an error if the driver is idle and the scheduler still holds state: a defect."""
         if self.by_group or self.flights or self._error is not None:
             return
         for breach in self.scheduler.check():
             logger.error("%s, but %s", BREACH, breach)
-
-    async def pause(self) -> None:
-        """Stops dispatching, and returns when no chunk is in flight, except passthrough chunks.
-
-        Divided chunks end early with the tokens they have; others begin again after `resume`.
-        Raises RolloutError if the driver ends meanwhile.
-        """
-        self._pauses += 1
-        await self._until_landed(
-            lambda chunk: chunk.request.passthrough is None, "the driver is paused", restart=True
-        )
-
-    def resume(self) -> None:
-        """Ends one pause. The loop dispatches again after the last one."""
-        self._pauses = max(0, self._pauses - 1)
-        self.wake()
 
     async def settle(self) -> None:
         """Gives up all runs. Waits until their chunks are aborted and their sessions closed, for
@@ -153,14 +132,6 @@ class RolloutLoop:
             why = f"engine {engine_id}: the reply was lost"
             oldest.take_back(ChunkInterrupted(why, engine_id=engine_id))
 
-    def chunks_on(self, engine_id: str) -> Iterator[Chunk]:
-        """Yields the chunks in flight on an engine."""
-        return (flight.chunk for flight in self.flights.on(engine_id))
-
-    def set_reads(self, engine_id: str, reads: bool) -> None:
-        """Stops or resumes the reading of KV from the pool for the next chunks of an engine."""
-        self.scheduler.set_reads(engine_id, reads)
-
     def take_back(self, chunks: Sequence[Chunk], why: str) -> None:
         """Takes chunks back that have not begun, and sends their requests again."""
         for chunk in chunks:
@@ -187,10 +158,6 @@ class RolloutLoop:
         """Records that an engine is in another state."""
         for observer in self.observers:
             observer.health(engine_id, state, why, self.clock())
-
-    def elapsed(self, seconds: float) -> None:
-        """Advances the time by `seconds`, counted in polls."""
-        self.scheduler.elapsed(seconds)
 
     def stored(self, rid: str, complete: bool) -> None:
         """Records that the KV of a chunk has reached the pool (link/server.py)."""
@@ -264,9 +231,13 @@ class RolloutLoop:
             run.leave(group)
         self.check()
 
-    async def _until_landed(
+    async def until_landed(
         self, wanted: Callable[[Chunk], bool], why: str, *, restart: bool = False
     ) -> None:
+        """Takes the chunks back that are `wanted` (flights.py), and returns when none is in flight.
+
+        Raises RolloutError if the driver ends meanwhile.
+        """
         await self.flights.until_landed(wanted, why, restart=restart)
         if self._error is not None:
             raise self._error

@@ -105,7 +105,7 @@ class Monitor:
         while True:
             await asyncio.sleep(self._poll_s)
             self._awake_s += self._poll_s
-            self._loop.elapsed(self._poll_s)
+            self._loop.scheduler.elapsed(self._poll_s)
             for watched in self._watched.values():
                 watched.end_if_broken(self._loop.paused)
                 watched.end_if_hung(self._awake_s, self._loop.paused)
