@@ -1,7 +1,7 @@
 """A trainer that changes the engines over HTTP, and one that does it from Python."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from seer_sgl.backend.replies import EnginesFailed
 from seer_sgl.backend.weights import WeightUpdate
@@ -18,34 +18,6 @@ class Said(NamedTuple):
     message: str
 
 
-class Trainer(Protocol):
-    """The calls that the tests make."""
-
-    async def update(self, version: str | None, tensors: tuple[str, ...] = ()) -> Said:
-        """Updates the weights from tensors; without any, from a folder."""
-
-    async def begin(self) -> Said:
-        """Opens an update."""
-
-    async def end(self) -> Said:
-        """Ends the update."""
-
-    async def pause(self) -> Said:
-        """Pauses generation; its responses keep their tokens."""
-
-    async def resume(self) -> Said:
-        """Ends the pause."""
-
-    async def release(self, *tags: str) -> Said:
-        """Releases memory."""
-
-    async def take_back(self) -> Said:
-        """Takes all memory back."""
-
-    async def join(self, url: str) -> Said:
-        """Adds an engine."""
-
-
 class OverHttp:
     """The calls over HTTP."""
 
@@ -60,6 +32,7 @@ class OverHttp:
         return Said(kind, answer.get("message") or answer["error"]["message"])
 
     async def update(self, version: str | None, tensors: tuple[str, ...] = ()) -> Said:
+        """Updates the weights from tensors; without any, from a folder."""
         if tensors:
             return await self._post(
                 TENSOR, serialized_named_tensors=tensors, weight_version=version
@@ -135,7 +108,5 @@ class FromPython:
         return await self._said(self._backend.join(url))
 
 
-TRAINERS: Mapping[str, type[OverHttp] | type[FromPython]] = {
-    "http": OverHttp,
-    "python": FromPython,
-}
+Trainer = OverHttp | FromPython
+TRAINERS: Mapping[str, type[Trainer]] = {"http": OverHttp, "python": FromPython}
