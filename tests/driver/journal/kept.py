@@ -55,9 +55,9 @@ class ListWriter(BlockWriter):
         self.records.append(record)
 
 
-def make_groups(prompts: int = 3, n: int = 3, *, seed: int = 7, run_id: str = "run") -> list[Group]:
+def make_groups(prompts: int = 3, n: int = 3, *, run_id: str = "run") -> list[Group]:
     """Returns the groups of a rollout."""
-    maker = GroupMaker(run_id, seed)
+    maker = GroupMaker(run_id, 7)
     return [
         maker.group(
             Prompt(prompt_id=f"p{i}", prompt_ids=token_array([i, i + 1]), n=n), NEUTRAL, LIMIT, 0.0
@@ -66,18 +66,17 @@ def make_groups(prompts: int = 3, n: int = 3, *, seed: int = 7, run_id: str = "r
     ]
 
 
-def header_of(groups: list[Group], **changed: object) -> Header:
+def header_of(groups: list[Group]) -> Header:
     """Returns the header of a rollout of the groups."""
-    facts: dict[str, object] = {
-        "rollout_id": "rollout",
-        "run_id": "run",
-        "seed": 7,
-        "seed_setting": 7,
-        "sampling": NEUTRAL,
-        "engines": [info("e0")],
-        "groups": groups,
-    }
-    return make_header(**(facts | changed))  # type: ignore[arg-type]
+    return make_header(
+        rollout_id="rollout",
+        run_id="run",
+        seed=7,
+        seed_setting=7,
+        sampling=NEUTRAL,
+        engines=[info("e0")],
+        groups=groups,
+    )
 
 
 def requests_of(groups: list[Group]) -> list[Request]:
