@@ -249,13 +249,6 @@ async def test_an_engine_that_goes_and_comes_back_is_logged(
     assert back == "engine e0 serves again"
 
 
-async def test_the_driver_is_idle_without_a_complaint(caplog: pytest.LogCaptureFixture) -> None:
-    async with staged(FakeSGLang(faults=deque(["503", "abort", "400"]))) as stage:
-        check(await all_of(stage.driver.submit(stage.groups(2))))
-        assert stage.driver.check() == []
-    assert "the driver is idle, but" not in caplog.text
-
-
 async def test_a_closed_driver_takes_nothing() -> None:
     async with staged(FakeSGLang()) as stage:
         pass

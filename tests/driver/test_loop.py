@@ -244,15 +244,6 @@ async def test_responses_cut_by_the_context_are_logged(caplog: pytest.LogCapture
     assert "4 of 4 prompts leave less than max_new_tokens = 60" in warning
 
 
-async def test_bad_prompts_send_nothing() -> None:
-    fake = FakeSGLang()
-    async with rolling(fake) as rollout:
-        with pytest.raises(PromptError, match=r"prompts\[0\]: 99999 prompt tokens"):
-            async for _ in rollout.run([{"prompt_ids": [1] * 99_999}]):
-                pass
-    assert not fake.seen
-
-
 async def test_the_ids_of_rollouts_are_random_enough_for_a_whole_cluster() -> None:
     """Drivers that start in the same second may share engines and a pool: 64 random bits."""
     random_parts = []
@@ -305,9 +296,11 @@ async def test_every_group_is_sampled_in_its_own_way(caplog: pytest.LogCaptureFi
     assert [one.get("custom_params") for one in params] == [None, None, None, {"theirs": 1}]
 
 
-async def test_sampling_that_cannot_be_served_is_named_before_anything_is_sent() -> None:
+async def test_what_cannot_be_served_is_named_before_anything_is_sent() -> None:
     fake = FakeSGLang()
     async with rolling(fake) as rollout:
+        with pytest.raises(PromptError, match=r"prompts\[0\]: 99999 prompt tokens"):
+            await anext(rollout.run([{"prompt_ids": [1] * 99_999}]))
         with pytest.raises(PromptError, match=r"prompt 'p7': sampling\.stop: stop strings need a"):
             prompts = [PROMPTS[0], {**PROMPTS[1], "sampling": {"stop": "x"}}]
             await anext(rollout.run(prompts))
