@@ -10,7 +10,7 @@ from seer_sgl.errors import InputError, StateError
 
 from .bodies import Fields, body_of, fields_of, group_bodies
 from .calls import call_all
-from .replies import CallResult, failures
+from .replies import CallResult, failed_of
 from .state import FleetState, ranks_of, start_of
 
 DEFAULT_GROUP = "weight_update_group"  # SGLang's
@@ -64,7 +64,7 @@ async def init_group(state: FleetState, group: TrainerGroup) -> CallResult:
     bodies = group_bodies(group.fields, ranks_of(engines), group.rank_offset, group.world_size)
     async with state.holds.during("init_weights_update_group"):
         replies = await call_all(engines, "POST", "/init_weights_update_group", bodies)
-    failed = failures(replies, all_needed=True)
+    failed = failed_of(replies)  # a collective operation needs all engines
     if not failed:
         state.groups[group.name] = frozenset(start_of(engine) for engine in engines)
     return CallResult(replies, failed)

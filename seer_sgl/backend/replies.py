@@ -100,14 +100,13 @@ def failed_of(replies: Replies) -> dict[str, EngineReply]:
     return {name: reply for name, reply in replies.items() if not reply.ok}
 
 
-def failures(replies: Replies, *, all_needed: bool = False) -> dict[str, EngineReply]:
+def failures(replies: Replies) -> dict[str, EngineReply]:
     """Returns the replies that make a call fail.
 
-    An engine that does not answer generates nothing: it fails the call only if no engine succeeded,
-    or if the call needs them all (a collective operation).
+    An engine that does not answer generates nothing: it fails the call only if no engine succeeded.
     """
     failed = failed_of(replies)
-    if all_needed or len(failed) == len(replies):
+    if len(failed) == len(replies):
         return failed
     return {name: reply for name, reply in failed.items() if reply.status is not None}
 
