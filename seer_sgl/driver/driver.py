@@ -54,7 +54,6 @@ class Driver:
         self._monitor = Monitor(self._loop, settings)
         self._numbers = itertools.count()
         self._pauses = 0  # pauses without a resume yet
-        self._error: RolloutError | None = None  # the reason why the driver ended
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -320,8 +319,8 @@ class Driver:
             )
 
     def _raise_if_ended(self) -> None:
-        if self._error is not None:
-            raise self._error
+        if self._loop.error is not None:
+            raise self._loop.error
 
     def _own_observers(self) -> list[Observer]:
         engines = self._loop.engines
@@ -356,6 +355,5 @@ class Driver:
             self._end(failed)
 
     def _end(self, error: RolloutError) -> None:
-        if self._error is None:
-            self._error = error
+        if self._loop.error is None:
             self._loop.fail(error)

@@ -50,7 +50,7 @@ class RolloutLoop:
         self.by_group: dict[str, Run] = {}  # by group uid, while the group is unfinished
         self.standing: list[Observer] = []  # of all runs
         self.paused = False  # no chunk is dispatched; the engines may be paused too
-        self._error: RolloutError | None = None  # the reason why the driver ended
+        self.error: RolloutError | None = None  # the reason why the driver ended
 
     def add_engine(self, slot: EngineSlot, engine: Engine) -> None:
         """Adds an engine. Raises ValueError if its id is already in use."""
@@ -85,7 +85,7 @@ class RolloutLoop:
 
     def fail(self, error: RolloutError) -> None:
         """Ends every run with an error, so that no caller waits for ever."""
-        self._error = error
+        self.error = error
         self.flights.abandon()
         for run in self.runs:
             run.fail(error)
@@ -97,7 +97,7 @@ class RolloutLoop:
 
     def check(self) -> None:
         """Logs an error if the driver is idle and the scheduler still holds state: a defect."""
-        if self.by_group or self.flights or self._error is not None:
+        if self.by_group or self.flights or self.error is not None:
             return
         for breach in self.scheduler.check():
             logger.error("%s, but %s", BREACH, breach)
@@ -239,5 +239,5 @@ class RolloutLoop:
         Raises RolloutError if the driver ends meanwhile.
         """
         await self.flights.until_landed(wanted, why, restart=restart)
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error

@@ -36,21 +36,16 @@ class BlockWriter:
         self._waiting_bytes = 0
         self._due = threading.Event()  # records wait, or the writer is being closed
         self._closing = threading.Event()
-        self._error: str | None = None
+        self.error: str | None = None  # the reason why records are missing
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()
-
-    @property
-    def error(self) -> str | None:
-        """The reason why records are missing; None while there are all of them."""
-        return self._error
 
     def append(self, record: bytes) -> None:
         """Takes a record; it is on disk soon. Never blocks and never raises."""
         with self._lock:
-            if self._error is None and self._waiting_bytes > MOST_WAITING:
+            if self.error is None and self._waiting_bytes > MOST_WAITING:
                 self._fail(f"the disk is {self._waiting_bytes >> 20} MiB behind")
-            if self._error is not None:
+            if self.error is not None:
                 return
             self._waiting.append(record)
             self._waiting_bytes += len(record)
@@ -75,7 +70,7 @@ class BlockWriter:
                 closing = self._closing.is_set()
                 if not closing:
                     self._due.clear()
-            if records and self._error is None:
+            if records and self.error is None:
                 self._write(records)
             if closing:
                 return
@@ -94,6 +89,6 @@ class BlockWriter:
         self._tail = tail
 
     def _fail(self, why: str) -> None:
-        self._error = why
+        self.error = why
         self._waiting, self._waiting_bytes = [], 0
         logger.error("%s: %s; the rollout continues without its journal", self._name, why)
