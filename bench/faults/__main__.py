@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 
 from seer_sgl.console import LEVELS, complain, log_to, open_console
-from seer_sgl.driver import engine_watch, kv_reads, monitor
+from seer_sgl.driver import engine_watch, monitor
 from seer_sgl.errors import SeerError
 from seer_sgl.sim.opening import SimRequest
 from seer_sgl.sim.variants import VARIANTS, check_variant
@@ -68,7 +68,7 @@ def compare(request: SimRequest, faults_file: Path, policy: str | None, *, as_js
 @contextlib.contextmanager
 def _without_outages() -> Iterator[None]:
     """Keeps the reports of simulated outages from the log, unless it shows everything."""
-    loggers = [monitor.logger, engine_watch.logger, kv_reads.logger]
+    loggers = [monitor.logger, engine_watch.logger]
     levels = [each.level for each in loggers]
     for each in loggers:
         if not each.isEnabledFor(logging.DEBUG):

@@ -2,16 +2,20 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from seer_sgl.engine_types import EngineLoad, ServerPhase
 from seer_sgl.errors import EngineError
+from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.timing import Timing
+from seer_sgl.types import Chunk
 
 from .engine import Engine
 from .health import Health, State
-from .kv_reads import KvReads
+from .kv_waits import KvWaits
+from .loop import RolloutLoop
 from .queue_watch import QueueWatch
 from .shortfall import QUIET_POLLS, Shortfall
 from .stall import HUNG_AFTER, Readmission, StallClock
@@ -32,7 +36,7 @@ class EngineWatch:
         self._hung = StallClock(HUNG_AFTER * stall_timeout_s)
         self.readmission = Readmission(timing.poll_s, timing.readmission_most_s)
         self.shortfall = Shortfall(QUIET_POLLS * timing.poll_s)
-        self.kv_reads = KvReads(slot.engine_id, engine, timing)
+        self._kv_waits = KvWaits(timing)
         self._queue = QueueWatch(timing.queue_standing_s)
         self.progress: tuple[Any, ...] | None = None  # None while the engine does not answer
         self.seen: tuple[Any, ...] = ()  # its last progress: no answer is no progress
@@ -73,6 +77,45 @@ class EngineWatch:
                 self.name,
                 standing,
             )
+
+    async def watch_reads(
+        self, now: float, load: EngineLoad, loop: RolloutLoop, costs: Costs
+    ) -> None:
+        """Sends the chunks again that wait too long for KV from the pool.
+
+        The engine's next chunks read no KV for a while. `now`: seconds of the monitor's polls.
+        """
+        if self._kv_waits.resumes(now):
+            loop.scheduler.set_reads(self.name, True)
+        waiting = await self._waiting_for_kv(load, loop)
+        if waiting is None:
+            return
+        most_s = self._kv_waits.bound_s(waiting, costs.prefill_tok_s)
+        late = self._kv_waits.overdue(now, waiting, most_s)
+        if noticed := self._kv_waits.notice(now):
+            logger.warning(
+                "engine %s has room, and requests in its queue wait for KV from the pool: %d now; "
+                "after %.0f s they are sent again",
+                self.name,
+                noticed,
+                most_s,
+            )
+        if late:
+            why = f"engine {self.name}: KV was not read from the pool within {most_s:.0f} s"
+            logger.warning("%s; requests that are sent again: %d", why, len(late))
+            loop.scheduler.set_reads(self.name, False)
+            loop.take_back(late, why)
+
+    async def _waiting_for_kv(self, load: EngineLoad, loop: RolloutLoop) -> Sequence[Chunk] | None:
+        """Returns the chunks that wait for KV; None if the engine does not name them."""
+        if not load.kv_waiting:
+            return ()
+        try:
+            rids = set(await self.engine.waiting())
+        except EngineError:  # the next poll has the reason
+            return None
+        chunks = (flight.chunk for flight in loop.flights.on(self.name))
+        return [chunk for chunk in chunks if chunk.rid in rids]
 
     def end_if_hung(self, now: float, paused: bool) -> None:
         """Has the server of an engine that is out for too long, and has not ended, restarted.

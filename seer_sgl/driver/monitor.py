@@ -144,7 +144,7 @@ class Monitor:
             if watched.shortfall.seen(self._awake_s, slot, load):
                 self._loop.resend_lost(slot.engine_id)
             watched.watch_queue(self._awake_s, load)
-            await watched.kv_reads.check(self._awake_s, load, self._loop, self._settings.costs)
+            await watched.watch_reads(self._awake_s, load, self._loop, self._settings.costs)
         progress = watched.progress
         if slot.inflight and before != progress and None not in (before, progress):
             self._alive_at = self._awake_s  # it may be out, but its chunks make progress
