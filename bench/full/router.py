@@ -23,7 +23,7 @@ from seer_sgl.engine.launch.process import api_key, engine_environment
 from seer_sgl.engine.session import open_session
 from seer_sgl.engine_types import EngineLoad, EngineProblem, EngineWork
 from seer_sgl.errors import ConfigError, EngineStartError
-from seer_sgl.processes.child import OwnedProcess, free_port
+from seer_sgl.processes.child import OwnedProcess, free_port, log_tail
 
 START_S = 120.0
 POLL_S = 0.2
@@ -148,4 +148,4 @@ async def _ready(
             if sum(bool(worker.get("is_healthy")) for worker in workers) == count:
                 return
         await asyncio.sleep(POLL_S)
-    raise EngineStartError(f"sglang_router did not start:\n{process.log_tail()}")
+    raise EngineStartError(f"sglang_router did not start:\n{log_tail(process.log)}")

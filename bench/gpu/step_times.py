@@ -17,7 +17,7 @@ from seer_sgl.config import FlagValue
 from seer_sgl.engine.launch.process import cpu_flags, engine_environment, server_flags
 from seer_sgl.errors import EngineStartError
 from seer_sgl.link import contract
-from seer_sgl.processes.child import OwnedProcess, free_port
+from seer_sgl.processes.child import OwnedProcess, free_port, log_tail
 
 from .combinations import ON_CPU, REASONER, Setup, engines
 from .machine import require_gpu, write_json
@@ -64,7 +64,7 @@ async def measured(
         until = time.monotonic() + START_S
         while (content := read(rows)) is None:
             if process.exit_status is not None or time.monotonic() > until:
-                raise EngineStartError(f"no figures; the end of {log}:\n{process.log_tail()}")
+                raise EngineStartError(f"no figures; the end of {log}:\n{log_tail(log)}")
             await asyncio.sleep(1)
     finally:
         await process.stop()

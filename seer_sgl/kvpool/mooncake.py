@@ -2,22 +2,27 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-from typing_extensions import override
+from typing import Any, NamedTuple
 
 from seer_sgl.config import KvPoolConfig, bytes_of
 from seer_sgl.errors import ConfigError, PoolError
 from seer_sgl.processes import loopback
-from seer_sgl.processes.child import free_port
+from seer_sgl.processes.child import free_port, last_line
 from seer_sgl.processes.restarts import Restarts
-from seer_sgl.processes.supervisor import Supervised, SupervisedProcess, supervised
+from seer_sgl.processes.supervisor import (
+    Supervised,
+    SupervisedProcess,
+    has_logged,
+    supervised,
+    until_ready,
+)
 from seer_sgl.timing import DEFAULT, Timing
 
 from .node import MOUNTED, P2P
@@ -26,7 +31,6 @@ from .packages import load_problem
 logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 PROBE_BUFFER_BYTES = 1 << 24
-POLL_S = 0.1
 STORE_VARIABLES = {"MC_LOG_LEVEL": "WARNING"}  # of Mooncake's processes
 OPEN_PORTS = (
     "KV pool: Mooncake's transfer ports listen on all interfaces, and any machine that reaches "
@@ -37,16 +41,6 @@ WITHOUT_LOOPBACK = (
 )
 
 
-class StoreNode(Supervised, Protocol):
-    """A process that lends the memory of its machine to the pool."""
-
-    async def mounted(self) -> bool:
-        """Returns whether the memory is part of the pool."""
-
-    def log_tail(self) -> str:
-        """Returns the last lines of its log, for an error message."""
-
-
 class Machines(NamedTuple):
     """Where a pool's processes run. `host`: this machine's address, as the store nodes reach it.
 
@@ -55,7 +49,7 @@ class Machines(NamedTuple):
     """
 
     host: str = "127.0.0.1"
-    store: Callable[[int, Mapping[str, str], Mapping[str, str]], StoreNode] | None = None
+    store: Callable[[int, Mapping[str, str], Mapping[str, str]], Supervised] | None = None
 
 
 @contextlib.asynccontextmanager
@@ -94,7 +88,7 @@ async def _started(
     address = f"{host}:{free_port(host)}"
     master = _Node("master", _master_flags(address, free_port()), log_dir)
 
-    def store(index: int) -> StoreNode:
+    def store(index: int) -> Supervised:
         settings = _store_settings(config, address)
         if machines.store is not None:
             return machines.store(index, settings, environment)
@@ -103,11 +97,12 @@ async def _started(
     stores = [store(index) for index in range(config.stores)]
     try:
         await master.start()
-        await _until(lambda: _answers(address), master, start_s)
+        await until_ready(master, lambda: _answers(address), start_s, PoolError)
         for node in stores:
             await node.start()
         for node in stores:
-            await _until(node.mounted, node, start_s)
+            mounted = functools.partial(has_logged, node, MOUNTED)
+            await until_ready(node, mounted, start_s, PoolError)
         logger.info(
             "KV pool: Mooncake master at %s, %d x %s", address, config.stores, config.memory
         )
@@ -116,7 +111,7 @@ async def _started(
         await asyncio.gather(*(node.stop() for node in (*stores, master)))
 
 
-class _Node(SupervisedProcess, StoreNode):
+class _Node(SupervisedProcess):
     """A process of the local Mooncake."""
 
     def __init__(
@@ -134,10 +129,6 @@ class _Node(SupervisedProcess, StoreNode):
             log_dir / f"mooncake-{name}.log",
             {**os.environ, **STORE_VARIABLES, **(environment or {})},
         )
-
-    @override
-    async def mounted(self) -> bool:
-        return MOUNTED in self.log.read_text(errors="replace")
 
 
 def node_command(kind: str, settings: Mapping[str, Any]) -> list[str]:
@@ -207,20 +198,10 @@ async def _require_master(
     try:
         async with asyncio.timeout(within_s):
             status = await node.wait()
-            why = node.last_line()
+            why = last_line(node.log)
     except TimeoutError:
         status, why = 1, f"no Mooncake master in {within_s:g} s"
     finally:
         await node.stop()
     if status != 0:
         raise ConfigError(f"kv_pool.master: {address}: {why}")
-
-
-async def _until(done: Callable[[], Any], node: StoreNode, within_s: float) -> None:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + within_s
-    while not await done():
-        if node.ended or loop.time() > deadline:
-            why = node.exit_reason() or f"not ready after {within_s:g} s"
-            raise PoolError(f"{node.name}: {why}; its end:\n{node.log_tail()}")
-        await asyncio.sleep(POLL_S)

@@ -20,7 +20,7 @@ from seer_sgl.draft.messages import Done, ToHub, batched, by_hub, hub_of, pieces
 from seer_sgl.errors import HubError
 from seer_sgl.processes.child import LOOPBACK, free_port
 from seer_sgl.processes.restarts import Restarts
-from seer_sgl.processes.supervisor import SupervisedProcess, supervised
+from seer_sgl.processes.supervisor import SupervisedProcess, has_logged, supervised, until_ready
 from seer_sgl.timing import DEFAULT, Timing
 
 from . import contract, messages
@@ -31,7 +31,6 @@ from .server import link_url
 
 FACTS_BYTES = 1 << 20  # of a hub's counters
 START_TIMEOUT_S = 60.0
-POLL_S = 0.05
 ENGINES_PER_HUB = 64  # python -m bench.hub
 
 
@@ -162,17 +161,11 @@ async def start_hubs(
             stack.push_async_callback(process.stop)
             await process.start()
             urls.append(link_url(f"{host}:{port}"))
-            await _ready(process)
+            await until_ready(
+                process,
+                functools.partial(has_logged, process, READY),
+                START_TIMEOUT_S,
+                HubError,
+            )
         async with supervised(processes, all_restarts, timing):
             yield ",".join(urls)
-
-
-async def _ready(process: SupervisedProcess) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(START_TIMEOUT_S):
-            while not process.ended:
-                if READY in process.log.read_text(errors="replace"):
-                    return
-                await asyncio.sleep(POLL_S)
-    reason = process.exit_reason() or f"not ready after {START_TIMEOUT_S:g} s"
-    raise HubError(f"draft hub: {reason}; the end of its log:\n{process.log_tail()}")

@@ -130,10 +130,17 @@ def stopping_signals() -> list[signal.Signals]:
     return [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def open_private(path: Path) -> IO[bytes]:
-    """Opens an empty file that only its owner can read; replaces an existing one."""
-    path.unlink(missing_ok=True)  # it may belong to another user or be readable by others
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb")
+def open_log(path: Path) -> IO[bytes]:
+    """Opens an empty file that only its owner can read; replaces an existing one.
+
+    Raises ConfigError if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # it may belong to another user or be readable by others
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb")
+    except OSError as error:
+        raise ConfigError(f"log file {path}: {error.strerror}") from error
 
 
 class OwnedProcess:
@@ -156,12 +163,7 @@ class OwnedProcess:
 
         Raises ConfigError if the log cannot be written.
         """
-        try:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            output = open_private(log)
-        except OSError as error:
-            raise ConfigError(f"log file {log}: {error.strerror}") from error
-        with output:
+        with open_log(log) as output:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -193,14 +195,6 @@ class OwnedProcess:
         if self.exit_status is None:
             return None
         return f"its process ended with status {self.exit_status}{LOG_PATH}{self.log}"
-
-    def log_tail(self) -> str:
-        """Returns the last non-empty lines of the log, indented, for an error message."""
-        return log_tail(self.log)
-
-    def last_line(self) -> str:
-        """Returns the last non-empty line of the log, cut to LAST_LINE_CHARS characters."""
-        return last_line(self.log)
 
     def note_shared_memory(self) -> None:
         """Records the shared memory of this process and its children, for removal in `stop`.

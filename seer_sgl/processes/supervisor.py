@@ -3,35 +3,33 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from typing_extensions import override
 
-from seer_sgl.errors import ConfigError
+from seer_sgl.errors import ConfigError, SeerError
 from seer_sgl.timing import DEFAULT, Timing
 
-from .child import OwnedProcess
+from .child import OwnedProcess, log_tail
 from .restarts import Incidents, Restarts
 
 logger = logging.getLogger(__name__)
+POLL_S = 0.05  # between two looks whether a process is ready
 
 
 class Supervised(Protocol):
     """A process that can be restarted, on this machine or on another one.
 
-    `name`: for logs and error messages.
+    `name`: for logs and error messages. `log`: the file with its output, once it was started.
     """
 
     name: str
-
-    @property
-    def ended(self) -> bool:
-        """Whether it was started and has ended."""
+    log: Path
 
     def exit_reason(self) -> str | None:
-        """Returns how it ended and the path of its log; None while it runs."""
+        """Returns how it ended and the path of its log; None before its start and while it runs."""
 
     async def start(self) -> None:
         """Starts it, first or after `stop`. Raises ConfigError or OSError if it cannot start."""
@@ -56,11 +54,6 @@ class SupervisedProcess(Supervised):
     async def start(self) -> None:
         self._process = await OwnedProcess.start(self._command, self.log, self._environment)
 
-    @property
-    @override
-    def ended(self) -> bool:
-        return self._process is not None and self._process.exit_status is not None
-
     async def wait(self) -> int:
         """Waits for the end of the process and returns its exit status."""
         assert self._process is not None
@@ -70,18 +63,35 @@ class SupervisedProcess(Supervised):
     def exit_reason(self) -> str | None:
         return None if self._process is None else self._process.exit_reason()
 
-    def log_tail(self) -> str:
-        """Returns the last lines of the log, for an error message."""
-        return "" if self._process is None else self._process.log_tail()
-
-    def last_line(self) -> str:
-        """Returns the last line of the log."""
-        return "" if self._process is None else self._process.last_line()
-
     @override
     async def stop(self) -> None:
         if self._process is not None:
             await self._process.stop()
+
+
+async def until_ready(
+    process: Supervised,
+    ready: Callable[[], Awaitable[bool]],
+    within_s: float,
+    failure: type[SeerError],
+) -> None:
+    """Waits until a process that was started is ready.
+
+    Raises `failure` with the end of its log if it ends before, or takes longer than `within_s`.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    while not await ready():
+        why = process.exit_reason()
+        if why is not None or loop.time() > deadline:
+            why = why or f"not ready after {within_s:g} s"
+            raise failure(f"{process.name}: {why}; the end of its log:\n{log_tail(process.log)}")
+        await asyncio.sleep(POLL_S)
+
+
+async def has_logged(process: Supervised, line: str) -> bool:
+    """Returns whether a process that was started has logged a line."""
+    return line in process.log.read_text(errors="replace")
 
 
 @contextlib.asynccontextmanager
@@ -105,8 +115,9 @@ async def supervised(
         while True:
             await asyncio.sleep(timing.watch_s)
             for process, restarts in kept:
-                if process.ended:
-                    await _restart(process, restarts)
+                reason = process.exit_reason()
+                if reason is not None:
+                    await _restart(process, restarts, reason)
 
     task = asyncio.create_task(keep())
     try:
@@ -116,13 +127,13 @@ async def supervised(
         await asyncio.wait({task})
 
 
-async def _restart(process: Supervised, restarts: Restarts) -> None:
+async def _restart(process: Supervised, restarts: Restarts, reason: str) -> None:
     """Starts a process that has ended, once that is due."""
     if restarts.quarantine is not None:
         return
-    reason, now = process.exit_reason(), asyncio.get_running_loop().time()
+    now = asyncio.get_running_loop().time()
     if not restarts.down:
-        restarts.ended(str(reason), now)
+        restarts.ended(reason, now)
     if restarts.due(now):
         logger.warning("%s is being restarted: %s", process.name, reason)
         try:

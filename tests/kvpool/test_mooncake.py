@@ -17,7 +17,7 @@ import pytest
 from seer_sgl.config import KvPoolConfig
 from seer_sgl.errors import ConfigError, PoolError
 from seer_sgl.kvpool import mooncake
-from seer_sgl.kvpool.mooncake import Machines, StoreNode, open_mooncake
+from seer_sgl.kvpool.mooncake import Machines, open_mooncake
 from seer_sgl.processes import loopback
 from seer_sgl.processes.child import free_port
 from seer_sgl.processes.supervisor import SupervisedProcess
@@ -236,7 +236,9 @@ async def test_a_master_that_cannot_start_is_reported_with_the_end_of_its_log(
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         monkeypatch.setattr(mooncake, "free_port", lambda *_: taken.getsockname()[1])
-        with pytest.raises(PoolError, match=r"(?s)KV pool: master: its process ended .*its end:"):
+        with pytest.raises(
+            PoolError, match=r"(?s)KV pool: master: its process ended .*end of its log:"
+        ):
             async with open_mooncake(config(), tmp_path):
                 pass
     assert started() <= before
@@ -263,18 +265,11 @@ async def test_a_mooncake_that_cannot_be_loaded_is_said_to_be_so(
             pass
 
 
-class EndedStore(SupervisedProcess, StoreNode):
-    """A store node that ends before its memory is part of the pool."""
-
-    async def mounted(self) -> bool:
-        await self.wait()
-        return False
-
-
 async def test_a_store_that_ends_in_its_start_is_not_waited_for(tmp_path: Path) -> None:
-    def store(index: int, *_: Any) -> StoreNode:
+    def store(index: int, *_: Any) -> SupervisedProcess:
         command = [sys.executable, "-c", "raise SystemExit('no memory')"]
-        return EndedStore(f"store {index}", command, tmp_path / "store.log", dict(os.environ))
+        log = tmp_path / "store.log"
+        return SupervisedProcess(f"store {index}", command, log, dict(os.environ))
 
     with pytest.raises(PoolError, match=r"^store 0: .* ended with status 1(?s:.*)no memory"):
         endless = Timing(pool_start_s=1e9)

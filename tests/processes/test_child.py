@@ -206,6 +206,6 @@ async def test_a_process_that_cannot_be_restarted_is_tried_again(
             assert process._process is not None
             os.kill(process._process.pid, signal.SIGKILL)
             monkeypatch.setattr(OwnedProcess, "start", exhausted)
-            await until(lambda: bool(failures) and not process.ended)
+            await until(lambda: bool(failures) and process.exit_reason() is None)
     finally:
         await process.stop()

@@ -11,11 +11,12 @@ from .server import ServerPlan
 
 
 class EngineProcess(Protocol):
-    """The server process of an engine, local or remote (local: processes.OwnedProcess)."""
+    """The server process of an engine, local or remote (local: processes.OwnedProcess).
 
-    @property
-    def log(self) -> Path:
-        """The file with the output of the process."""
+    `log`: the file with its output.
+    """
+
+    log: Path
 
     @property
     def exit_status(self) -> int | None:
@@ -23,12 +24,6 @@ class EngineProcess(Protocol):
 
     def exit_reason(self) -> str | None:
         """Returns how the process ended, in one line; None while it runs."""
-
-    def log_tail(self) -> str:
-        """Returns the last lines of the log, for an error message."""
-
-    def last_line(self) -> str:
-        """Returns the last line of the log, shortened for display."""
 
     def note_shared_memory(self) -> None:
         """Records the shared memory segments of a running server, for removal after its end."""

@@ -9,8 +9,7 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, RayError
 from typing_extensions import override
 
-from seer_sgl.errors import ConfigError
-from seer_sgl.processes.child import LOG_PATH, last_line, log_tail, open_private
+from seer_sgl.processes.child import LOG_PATH, open_log
 
 from .launcher import EngineProcess
 from .ray_host import Hosted, Output
@@ -34,22 +33,13 @@ class RemoteProcess(EngineProcess):
     ) -> None:
         self._host = host
         self._hosted = hosted
-        self._log = log
+        self.log = log
         self._why_lost = why_lost
         self._status: int | None = None
         self._lost: str | None = None
         self._cut = False  # a part of the log could not be written
-        try:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            open_private(log).close()
-        except OSError as error:
-            raise ConfigError(f"log file {log}: {error.strerror}") from error
+        open_log(log).close()
         self._following = asyncio.create_task(self._follow())
-
-    @property
-    @override
-    def log(self) -> Path:
-        return self._log
 
     @property
     @override
@@ -59,19 +49,11 @@ class RemoteProcess(EngineProcess):
     @override
     def exit_reason(self) -> str | None:
         if self._lost is not None:
-            return f"{self._lost}{LOG_PATH}{self._log}"
+            return f"{self._lost}{LOG_PATH}{self.log}"
         if self._status is None:
             return None
         where = f"its process on {self._hosted.host}"
-        return f"{where} ended with status {self._status}{LOG_PATH}{self._log}"
-
-    @override
-    def log_tail(self) -> str:
-        return log_tail(self._log)
-
-    @override
-    def last_line(self) -> str:
-        return last_line(self._log)
+        return f"{where} ended with status {self._status}{LOG_PATH}{self.log}"
 
     @override
     def note_shared_memory(self) -> None:
@@ -90,11 +72,11 @@ class RemoteProcess(EngineProcess):
         """Writes a part of the log; without a disk for it, the end of the server shows all the
         same."""
         try:
-            with self._log.open("ab") as log:
+            with self.log.open("ab") as log:
                 log.write(text)
         except OSError as error:
             if not self._cut:
-                logger.error("log file %s: %s; a part of it is missing", self._log, error.strerror)
+                logger.error("log file %s: %s; a part of it is missing", self.log, error.strerror)
             self._cut = True
 
     async def _follow(self) -> None:

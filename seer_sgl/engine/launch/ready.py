@@ -11,6 +11,7 @@ from seer_sgl.engine.describe import describe
 from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError, EngineUnavailable
 from seer_sgl.link.contract import rank_instance
+from seer_sgl.processes.child import last_line, log_tail
 from seer_sgl.timing import DEFAULT, Timing
 
 from .launcher import EngineStart
@@ -58,7 +59,7 @@ async def all_ready(
         while True:
             await asyncio.sleep(timing.start_remind_s)
             for start in pending.values():
-                line = f": {start.process.last_line()}" if start.process else ""
+                line = f": {last_line(start.process.log)}" if start.process else ""
                 seconds = time.monotonic() - began
                 logger.info("engine %s not ready after %.0f s%s", start.engine_id, seconds, line)
 
@@ -91,7 +92,7 @@ async def await_ready(
         if process is not None and process.exit_status is not None:
             raise EngineStartError(
                 f"engine {start.engine_id} ended with status {process.exit_status} while "
-                f"starting; the end of {process.log}:\n{process.log_tail()}"
+                f"starting; the end of {process.log}:\n{log_tail(process.log)}"
             )
         if (lost := start.exit_reason()) is not None:
             raise EngineDelayed(start.engine_id, lost)
@@ -101,7 +102,7 @@ async def await_ready(
             if time.monotonic() < deadline:
                 await asyncio.sleep(POLL_S)
                 continue
-            log = f"; the end of {process.log}:\n{process.log_tail()}" if process else ""
+            log = f"; the end of {process.log}:\n{log_tail(process.log)}" if process else ""
             raise EngineStartError(
                 f"not ready after {start.timeout_s:g} s: {error}{log}"
             ) from error
