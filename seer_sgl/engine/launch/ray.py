@@ -21,8 +21,9 @@ from typing_extensions import override
 from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError
 
 from .launcher import EngineStart, Launcher
-from .ray_actor import Actor, first_line
+from .ray_actor import Actor
 from .ray_host import EngineHost
+from .ray_process import first_line
 from .server import ServerPlan
 
 logger = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ class Actor:
             if isinstance(error.cause, SeerError):
                 raise error.cause from None
             raise EngineStartError(f"the actor failed: {error}") from error
-        self.process = RemoteProcess(self._host, self.hosted, log, why_lost)
+        self.process = RemoteProcess(self._host, self.hosted, log)
 
     async def end(self) -> None:
         """Ends the process and the actor."""
@@ -59,19 +59,3 @@ class Actor:
                 await self.process.close()
             with contextlib.suppress(RayError, ValueError):
                 await asyncio.to_thread(ray.kill, self._host)
-
-
-async def why_lost(hosted: Hosted, error: Exception) -> str:
-    """Returns why the actor of a process is gone."""
-    try:
-        nodes = await asyncio.to_thread(ray.nodes)
-    except Exception:  # of several kinds: the cluster itself is away
-        return f"its actor on {hosted.host} ended, and the cluster does not answer"
-    if any(node["NodeID"] == hosted.node_id and node["Alive"] for node in nodes):
-        return f"its actor on {hosted.host} ended: {first_line(error)}"
-    return f"its node {hosted.host} left the cluster"
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error's text; Ray's errors have many."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray.exceptions import ActorUnavailableError, RayError
 from typing_extensions import override
 
@@ -21,20 +21,13 @@ RETRY_S = 0.5
 class RemoteProcess(EngineProcess):
     """Copies the log of a server into a file here, which outlives its node, until it ends.
 
-    `host`: the actor that runs it. `why_lost`: returns why an actor is gone.
+    `host`: the actor that runs it.
     """
 
-    def __init__(
-        self,
-        host: Any,
-        hosted: Hosted,
-        log: Path,
-        why_lost: Callable[[Hosted, Exception], Awaitable[str]],
-    ) -> None:
+    def __init__(self, host: Any, hosted: Hosted, log: Path) -> None:
         self._host = host
         self._hosted = hosted
         self.log = log
-        self._why_lost = why_lost
         self._status: int | None = None
         self._lost: str | None = None
         self._cut = False  # a part of the log could not be written
@@ -87,9 +80,25 @@ class RemoteProcess(EngineProcess):
             except ActorUnavailableError:  # a broken connection; Ray decides what it means
                 await asyncio.sleep(RETRY_S)
             except RayError as error:
-                self._lost = await self._why_lost(self._hosted, error)
+                self._lost = await _why_lost(self._hosted, error)
                 return
             else:
                 self._copy(output.log)
                 offset += len(output.log)
                 self._status = output.exit_status
+
+
+async def _why_lost(hosted: Hosted, error: Exception) -> str:
+    """Returns why the actor of a process is gone."""
+    try:
+        nodes = await asyncio.to_thread(ray.nodes)
+    except Exception:  # of several kinds: the cluster itself is away
+        return f"its actor on {hosted.host} ended, and the cluster does not answer"
+    if any(node["NodeID"] == hosted.node_id and node["Alive"] for node in nodes):
+        return f"its actor on {hosted.host} ended: {first_line(error)}"
+    return f"its node {hosted.host} left the cluster"
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's text; Ray's errors have many."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

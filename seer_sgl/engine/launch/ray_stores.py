@@ -10,8 +10,9 @@ from typing_extensions import override
 from seer_sgl.errors import ConfigError, SeerError
 from seer_sgl.processes.supervisor import Supervised
 
-from .ray_actor import Actor, first_line
+from .ray_actor import Actor
 from .ray_host import StoreHost
+from .ray_process import first_line
 
 
 class RayStore(Supervised):

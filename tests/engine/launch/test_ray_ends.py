@@ -45,11 +45,10 @@ class FakeHost:
 async def test_a_log_that_cannot_be_written_hides_no_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from seer_sgl.engine.launch.ray_actor import why_lost
     from seer_sgl.engine.launch.ray_process import RemoteProcess
 
     log = tmp_path / "logs" / "e0.log"
-    process = RemoteProcess(FakeHost(Output(b"the end\n", 3)), HOSTED, log, why_lost)
+    process = RemoteProcess(FakeHost(Output(b"the end\n", 3)), HOSTED, log)
     log.unlink()
     log.parent.rmdir()
     await until(lambda: process.exit_status == 3)
@@ -65,7 +64,6 @@ async def test_an_actor_is_lost_also_if_the_cluster_does_not_answer(
     import ray
     from ray.exceptions import RayActorError
 
-    from seer_sgl.engine.launch.ray_actor import why_lost
     from seer_sgl.engine.launch.ray_process import RemoteProcess
 
     def nodes() -> None:
@@ -73,7 +71,7 @@ async def test_an_actor_is_lost_also_if_the_cluster_does_not_answer(
 
     monkeypatch.setattr(ray, "nodes", nodes)
     host = FakeHost(RayActorError())
-    process = RemoteProcess(host, HOSTED, tmp_path / "e0.log", why_lost)
+    process = RemoteProcess(host, HOSTED, tmp_path / "e0.log")
     await until(lambda: process.exit_reason() is not None)
     assert "the cluster does not answer" in (process.exit_reason() or "")
 
