@@ -5,9 +5,8 @@ import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -25,13 +24,12 @@ from seer_sgl.timing import DEFAULT, Timing
 from .client import HttpEngine
 from .launch.launcher import EngineStart, Launcher
 from .launch.process import api_key
-from .launch.ready import all_ready
+from .launch.ready import all_done, all_ready
 from .opening import open_driver_link, open_hub, open_launcher, open_site
 from .session import open_session
 from .supervisor import EngineSupervisor
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class Fleet:
@@ -118,7 +116,7 @@ class Fleet:
         """
         ids = [f"e{next(self._numbers)}" for _ in urls]
         try:
-            placed = await _all_done(map(self._placed, ids, urls))
+            placed = await all_done(map(self._placed, ids, urls))
             starts = [start for start in placed if isinstance(start, EngineStart)]
             infos = await all_ready(starts, self._session, self._timing)
             ready = [of_server for of_server in infos if not isinstance(of_server, EngineDelayed)]
@@ -170,7 +168,7 @@ class Fleet:
             if isinstance(self._config, ExternalEngines) and self._config.link is None:
                 infos = [msgspec.structs.replace(info, pool=None) for info in infos]
             else:
-                await _all_done(map(self._await_link, infos))
+                await all_done(map(self._await_link, infos))
         self._supervisor.add(start, infos[0])
         return self._engines(infos)
 
@@ -236,15 +234,3 @@ async def open_fleet(
         finally:
             keeping.cancel()
             await asyncio.wait({keeping})
-
-
-async def _all_done(starts: Iterable[Awaitable[T]]) -> list[T]:
-    """Returns all results; if one fails or this is cancelled, the others have ended too."""
-    tasks = [asyncio.ensure_future(start) for start in starts]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import TypeVar
 
 import aiohttp
 
 from seer_sgl.engine.describe import describe
 from seer_sgl.engine_types import EngineInfo
-from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError, EngineUnavailable
+from seer_sgl.errors import EngineDelayed, EngineStartError, EngineUnavailable
 from seer_sgl.link.contract import rank_instance
 from seer_sgl.processes.child import last_line, log_tail
 from seer_sgl.timing import DEFAULT, Timing
@@ -17,6 +18,7 @@ from seer_sgl.timing import DEFAULT, Timing
 from .launcher import EngineStart
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 POLL_S = 0.25
 
 
@@ -63,20 +65,24 @@ async def all_ready(
                 seconds = time.monotonic() - began
                 logger.info("engine %s not ready after %.0f s%s", start.engine_id, seconds, line)
 
-    failure: Exception | None = None
+    reminder = asyncio.create_task(remind())
     try:
-        async with asyncio.TaskGroup() as group:
-            reminder = group.create_task(remind())
-            tasks = [group.create_task(wait(start)) for start in starts]
-            if tasks:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            reminder.cancel()
-    except* (EngineStartError, ConfigError) as failures:
-        failure = failures.exceptions[0]
-    # Python before 3.11.4 wraps what is raised inside `except*` into a group (gh-103590).
-    if failure is not None:
-        raise failure
-    return [task.result() for task in tasks]
+        return await all_done(map(wait, starts))
+    finally:
+        reminder.cancel()
+        await asyncio.wait({reminder})
+
+
+async def all_done(works: Iterable[Awaitable[T]]) -> list[T]:
+    """Returns all results; if one fails or this is cancelled, the others have ended too."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 async def await_ready(
