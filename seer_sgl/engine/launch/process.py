@@ -1,10 +1,9 @@
-"""Starts an SGLang server process: checks its model, builds its environment and command line."""
+"""The process of an SGLang server: checks of its machine and model, environment and flags."""
 
 import functools
 import importlib.util
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from seer_sgl.config import EnginesConfig, FlagValue, ModelConfig
 from seer_sgl.errors import ConfigError
 from seer_sgl.link import contract
 from seer_sgl.link.contract import API_KEY
-from seer_sgl.processes.child import OwnedProcess
 
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"  # NCCL's environment variable
 # Files of NVIDIA's and AMD's drivers. A sandbox may have the device without the /proc entry.
@@ -131,25 +129,3 @@ def open_ports(
             f"NCCL listens on this machine's network; set {NCCL_INTERFACE}=lo in the engines' "
             "environment to keep it on loopback, unless a trainer on another machine sends weights"
         )
-
-
-async def start_server(
-    flags: Mapping[str, FlagValue],
-    log: Path,
-    cores: list[int] | None = None,
-    extra_environment: Mapping[str, str] | None = None,
-    api_key: str | None = None,
-    *,
-    module: str = SERVER_MODULE,
-    copies: int = 1,
-) -> OwnedProcess:
-    """Starts an SGLang server with our plugin, pinned to `cores` if given.
-
-    `copies` of the model share the cores.
-    """
-    threads = max(1, len(cores or ()) // copies)
-    environment = engine_environment(threads) | dict(extra_environment or {})
-    if api_key is not None:  # not a flag: every user can read command lines
-        environment[API_KEY] = api_key
-    command = [sys.executable, "-m", module, *server_flags(flags)]
-    return await OwnedProcess.start(command, log, environment, cores)

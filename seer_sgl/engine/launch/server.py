@@ -1,5 +1,6 @@
 """The SGLang server of one engine of a fleet: flags, environment and process, on any machine."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,14 @@ from seer_sgl.link import contract
 from seer_sgl.processes.child import OwnedProcess, free_port
 
 from . import draft_flags, exact, process
-from .process import api_key, cpu_flags, gpu_visible, model_flags, start_server
+from .process import (
+    api_key,
+    cpu_flags,
+    engine_environment,
+    gpu_visible,
+    model_flags,
+    server_flags,
+)
 from .rank_count import copies
 
 
@@ -52,25 +60,23 @@ async def start_planned(
     config, gpu = plan.config, gpu_visible()
     # SGLang measures its free memory; the schedule relies on the capacity of before.
     flags: dict[str, FlagValue] = {} if kv_tokens is None else {"max-total-tokens": kv_tokens}
-    return await start_server(
-        flags
-        | plan.pool.flags(gpu)
-        | draft_flags.flags(config.draft)
-        | exact.flags(config, gpu)
-        | place_flags(config, place),
-        log,
-        place.cores,
-        {
-            **plan.pool.environment(),
-            **draft_flags.environment(config.draft, config.engines.exact),
-            **plan.environment,
-            **plan.engines.environment,
-            contract.INSTANCE: instance,
-        },
-        api_key(config.engines),
-        module=plan.module,
-        copies=copies(config.engines.flags()),
-    )
+    flags |= plan.pool.flags(gpu) | draft_flags.flags(config.draft) | exact.flags(config, gpu)
+    flags |= place_flags(config, place)
+    # The copies of the model share the cores.
+    threads = max(1, len(place.cores or ()) // copies(config.engines.flags()))
+    environment = {
+        **engine_environment(threads),
+        **plan.pool.environment(),
+        **draft_flags.environment(config.draft, config.engines.exact),
+        **plan.environment,
+        **plan.engines.environment,
+        contract.INSTANCE: instance,
+    }
+    key = api_key(config.engines)
+    if key is not None:  # not a flag: every user can read command lines
+        environment[contract.API_KEY] = key
+    command = [sys.executable, "-m", plan.module, *server_flags(flags)]
+    return await OwnedProcess.start(command, log, environment, place.cores)
 
 
 def place_flags(config: FleetConfig, place: Place) -> dict[str, FlagValue]:
