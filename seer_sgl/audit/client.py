@@ -4,7 +4,6 @@ Only `flush` changes the server. Each call names a part of the prefix cache of i
 (`extra_key`), so a call is cold or warm as its key says, and no request of others is affected.
 """
 
-import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,9 +13,9 @@ import msgspec
 import numpy as np
 
 from seer_sgl.engine import wire
-from seer_sgl.engine.describe import REPLY_BYTES, decode_control, explanation
-from seer_sgl.engine.session import LateBody, read_body, requested
-from seer_sgl.errors import BadReply, EngineStartError, EngineUnavailable, RequestRejected
+from seer_sgl.engine.server_calls import GENERATE, REPLY_BYTES, ServerCalls, decode_control
+from seer_sgl.engine.session import LateBody
+from seer_sgl.errors import BadReply, EngineStartError
 from seer_sgl.link.contract import Natural, PluginReport
 from seer_sgl.sampling import NEUTRAL
 from seer_sgl.timing import DEFAULT, Timing
@@ -97,8 +96,8 @@ class AuditClient:
     """One SGLang server behind a URL."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, timing: Timing = DEFAULT) -> None:
-        self._session = session
         self._url = url.rstrip("/")
+        self._server = ServerCalls(session, self._url, self._url)
         self._timing = timing
         self._calls = itertools.count()
 
@@ -108,16 +107,13 @@ class AuditClient:
         Raises EngineUnavailable if it does not answer like SGLang, and EngineStartError for a
         rollout server.
         """
-        info = decode_control(
-            await self._get("/server_info"), _Info, f"{self._url}: not an SGLang server"
-        )
+        reply = await self._server.call("GET", "/server_info", within_s=CONTROL_S)
+        info = decode_control(reply, _Info, f"{self._url}: not an SGLang server")
         if info.seer is not None:
             raise EngineStartError(
                 f"{self._url}: a rollout server of seer-sgl; give the URL of one of its engines"
             )
-        model = decode_control(
-            await self._get("/model_info"), wire.ModelInfo, f"{self._url}: /model_info"
-        )
+        model = await self._server.get("/model_info", wire.ModelInfo, CONTROL_S)
         plugin = info.internal_states[0].seer_sgl if info.internal_states else None
         return ServedModel(
             url=self._url,
@@ -144,7 +140,8 @@ class AuditClient:
         Raises EngineUnavailable, also if they do not end within `flush_s`, or if no answer comes.
         """
         flush_s = self._timing.flush_s
-        await self._bounded(2 * flush_s, "POST", f"/flush_cache?timeout={flush_s:g}")
+        path = f"/flush_cache?timeout={flush_s:g}"
+        await self._server.call("POST", path, within_s=2 * flush_s)
 
     async def prefill(self, sample: RecordedSample, cache_key: str, top: int) -> Prefilled:
         """Returns the log probabilities of a sample's response, from a prefill of all its tokens.
@@ -209,12 +206,12 @@ class AuditClient:
         rid = f"{cache_key}-{next(self._calls)}/"  # no rid is the beginning of another one
         body = {**fields, "rid": rid, "return_logprob": True, "extra_key": cache_key}
         tokens = len(fields["input_ids"]) + fields["sampling_params"]["max_new_tokens"]
-        reply = await self._bounded(
-            self._timing.audit_call_s * (1 + tokens / TOKENS),
+        reply = await self._server.call(
             "POST",
-            "/generate",
+            GENERATE,
             LateBody(lambda: msgspec.json.encode(body)),
-            REPLY_BYTES + BYTES_PER_VALUE * values,
+            within_s=self._timing.audit_call_s * (1 + tokens / TOKENS),
+            limit=REPLY_BYTES + BYTES_PER_VALUE * values,
         )
         try:
             meta = wire.decode(reply, _Reply).meta_info
@@ -224,43 +221,6 @@ class AuditClient:
         if finish is not None and finish.type == "abort":
             raise self._bad(finish.message or "the request was aborted")
         return meta
-
-    async def _get(self, path: str) -> bytes:
-        return await self._bounded(CONTROL_S, "GET", path)
-
-    async def _bounded(
-        self,
-        limit_s: float,
-        method: str,
-        path: str,
-        body: aiohttp.Payload | None = None,
-        limit: int = REPLY_BYTES,
-    ) -> bytes:
-        """Makes a call. Raises EngineUnavailable without an answer in `limit_s` seconds."""
-        try:
-            async with asyncio.timeout(limit_s):
-                return await self._call(method, path, body, limit)
-        except TimeoutError as error:
-            raise EngineUnavailable(f"{self._url}{path}: no answer in {limit_s:g} s") from error
-
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        body: aiohttp.Payload | None,
-        limit: int,
-    ) -> bytes:
-        try:
-            async with requested(self._session, method, self._url + path, body) as response:
-                reply = await read_body(response, limit)
-        except (aiohttp.ClientError, OSError) as error:
-            reason = str(error) or type(error).__name__
-            raise EngineUnavailable(f"{self._url}{path}: {reason}") from error
-        if response.status >= 400:
-            refused = response.status == 400 and path == "/generate"
-            kind = RequestRejected if refused else EngineUnavailable
-            raise kind(f"{self._url}{path}: HTTP {response.status}{explanation(reply)}")
-        return reply
 
     def _bad(self, reason: str) -> BadReply:
         return BadReply(f"{self._url}/generate: {reason}")

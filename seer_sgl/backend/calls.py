@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from http import HTTPStatus
 
+from seer_sgl.engine.answers import ask
 from seer_sgl.engine.client import LOAD_TIMEOUT_S, HttpEngine
-from seer_sgl.engine.session import read_body
 from seer_sgl.errors import EngineUnavailable
 from seer_sgl.timing import DEFAULT
 
@@ -42,12 +42,10 @@ async def call(
     """Returns an engine's reply to one call; never raises for what the engine does."""
     within_s = min(within_s, _limit_s.get())
     try:
-        async with asyncio.timeout(within_s), engine.send(method, path, body) as answer:
-            return read_reply(answer.status, await read_body(answer, REPLY_BYTES))
+        answer = await ask(engine, method, path, body, within_s=within_s, limit=REPLY_BYTES)
     except EngineUnavailable as error:
         return EngineReply(None, str(error))
-    except TimeoutError:
-        return EngineReply(None, f"no answer on {path} within {within_s:g} s")
+    return read_reply(answer.status, answer.body)
 
 
 async def call_all(

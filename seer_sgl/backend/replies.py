@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import msgspec
 
-from seer_sgl.engine.describe import one_line
+from seer_sgl.engine.server_calls import one_line
 from seer_sgl.errors import RolloutError
 
 LOCATION = '\n\n  File "'  # begins what FastAPI adds to its message: a path and a line of SGLang

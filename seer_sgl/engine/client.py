@@ -7,7 +7,7 @@ a stuck engine by its progress instead (driver/monitor.py).
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -29,19 +29,20 @@ from seer_sgl.types import Chunk, ChunkReply, OnTokens
 
 from . import experts, wire
 from .closing import SessionCloses
-from .describe import (
-    MAY_CHANGE,
+from .describe import MAY_CHANGE, WEIGHTS, changes, describe, only_weights
+from .server_calls import (
+    GENERATE,
+    REFUSALS,
     REPLY_BYTES,
-    WEIGHTS,
-    changes,
+    ServerCalls,
+    Unreachable,
     decode_control,
-    describe,
-    explanation,
     one_line,
-    only_weights,
 )
 from .session import LateBody, read_body, requested
 from .stream import Refused, StreamedReply, events
+
+T = TypeVar("T")
 
 HEALTH_TIMEOUT_S = 30.0  # SGLang itself gives a silent scheduler 20 s
 LOAD_TIMEOUT_S = 1800.0  # a large model from a slow disk takes minutes
@@ -52,13 +53,6 @@ UNVERIFIED = "being restored"  # the version of weights until their digest is kn
 
 # SGLang's headers for the data-parallel rank of a request: of /generate, and of OpenAI's paths.
 RANK = ("X-Override-Routed-Dp-Rank", "X-Data-Parallel-Rank")
-
-# Status codes that mean the request itself is wrong. SGLang uses 400.
-REFUSALS = (400, 413, 422)
-
-
-class Unreachable(EngineUnavailable):
-    """The connection failed."""
 
 
 class HttpEngine:
@@ -112,9 +106,9 @@ class HttpEngine:
 
         Never raises: the closed socket of a cancelled call also ends it on the server.
         """
-        with contextlib.suppress(EngineUnavailable, RequestRejected, TimeoutError):
-            async with asyncio.timeout(self._timing.abort_timeout_s):
-                await self._call("POST", "/abort_request", aiohttp.JsonPayload({"rid": chunk.rid}))
+        body = aiohttp.JsonPayload({"rid": chunk.rid})
+        with contextlib.suppress(EngineUnavailable):
+            await self._post("/abort_request", body, self._timing.abort_timeout_s)
 
     async def refresh(self, *, new_weights: bool = False) -> EngineInfo:
         """Returns the server's current description, and stores it as `info`.
@@ -167,8 +161,7 @@ class HttpEngine:
 
         Raises EngineUnavailable if the server does not answer or was restarted.
         """
-        body = await self._control("/model_info", self._timing.control_timeout_s)
-        model = decode_control(body, wire.ModelInfo, f"{self._name}: /model_info")
+        model = await self._get("/model_info", wire.ModelInfo)
         if model.weight_version not in (self._info.weight_version, self._checked_version):
             self._checked_version = model.weight_version
             await self._keep_up()
@@ -214,18 +207,19 @@ class HttpEngine:
 
     async def _post_chunk(self, body: aiohttp.Payload, limit: int) -> bytes:
         try:
-            return await self._call("POST", "/generate", body, limit)
+            return await self._calls.call("POST", GENERATE, body, limit=limit)
         except Unreachable as error:
             raise await self._broken(error) from error
 
     async def _stream(
         self, body: LateBody, streamed: StreamedReply, on_tokens: OnTokens, limit: int
     ) -> ChunkReply:
-        url, known = f"{self._url}/generate", self._info.weight_version
+        url, known = self._url + GENERATE, self._info.weight_version
         try:
             async with requested(self._session, "POST", url, body) as response:
                 if response.status >= 400:
-                    raise self._failure(response.status, await read_body(response, limit))
+                    reply = await read_body(response, limit)
+                    raise self._calls.failure(response.status, reply, GENERATE)
                 async for event in events(response.content, limit):
                     new = streamed.add(event)
                     if new is not None:
@@ -278,18 +272,16 @@ class HttpEngine:
         """
         due = asyncio.get_running_loop().time() >= self._refresh_at
         look = self._keep_up() if due else self._check_version()
-        call = self._control("/v1/loads", self._timing.control_timeout_s)
-        looked, body = await asyncio.gather(look, call, return_exceptions=True)
-        for result in (looked, body):
-            if isinstance(result, BaseException):
-                raise result
-        assert isinstance(body, bytes)
-        loads = decode_control(body, wire.Loads, f"{self._name}: /v1/loads")
-        try:
-            load = loads.of(self._info.dp_rank)
-        except wire.Unreadable as error:
-            why = f"{self._name}: /v1/loads: {error}"
-            raise EngineUnavailable(why, engine_id=self._info.engine_id) from error
+        call = self._get("/v1/loads", wire.Loads)
+        looked, loads = await asyncio.gather(look, call, return_exceptions=True)
+        if isinstance(looked, BaseException):
+            raise looked
+        if isinstance(loads, BaseException):
+            raise loads
+        load = loads.of(self._info.dp_rank)
+        if load is None:
+            why = f"{self._name}: /v1/loads: no load of data-parallel rank {self._info.dp_rank}"
+            raise EngineUnavailable(why, engine_id=self._info.engine_id)
         # With pipeline stages SGLang counts the running requests of one micro-batch.
         counted = self._info.pipeline_stages == 1
         return EngineLoad(
@@ -305,7 +297,7 @@ class HttpEngine:
     async def drafting(self) -> dict[str, Any] | None:
         """Returns the server's drafting counters since its start, and its instance.
 
-        None without drafting. Raises EngineUnavailable or RequestRejected.
+        None without drafting. Raises EngineUnavailable.
         """
         plugin = await self._plugin()
         if plugin is None or plugin.draft == contract.NULL:
@@ -316,7 +308,7 @@ class HttpEngine:
     async def work(self) -> EngineWork | None:
         """Returns the server's work counters since its start; None for a stock server.
 
-        Raises EngineUnavailable or RequestRejected.
+        Raises EngineUnavailable.
         """
         plugin = await self._plugin()
         return None if plugin is None else plugin.work
@@ -324,7 +316,7 @@ class HttpEngine:
     async def waiting(self) -> Sequence[str]:
         """Returns the ids of the queued requests that wait for their KV; none for a stock server.
 
-        Raises EngineUnavailable or RequestRejected.
+        Raises EngineUnavailable.
         """
         plugin = await self._plugin()
         return () if plugin is None else plugin.waiting
@@ -338,8 +330,7 @@ class HttpEngine:
         await self._closes.settle()
 
     async def _close_session(self, uid: str) -> None:
-        body = msgspec.json.encode({"session_id": uid})
-        await self._call("POST", "/close_session", LateBody(lambda: body))
+        await self._calls.call("POST", "/close_session", aiohttp.JsonPayload({"session_id": uid}))
 
     async def flush(self) -> None:
         """Drops all cached KV on the server, of all its ranks, but not in the pool.
@@ -348,7 +339,7 @@ class HttpEngine:
         """
         flush_s = self._timing.flush_s
         within_s = flush_s + self._timing.control_timeout_s
-        await self._within(within_s, "POST", f"/flush_cache?timeout={flush_s:g}")
+        await self._post(f"/flush_cache?timeout={flush_s:g}", None, within_s)
 
     async def problem(self, weight_version: str | None = None) -> EngineProblem | None:
         """Returns the reason why the engine cannot serve; None if it generates and is unchanged.
@@ -359,7 +350,7 @@ class HttpEngine:
         `/health`: an idle SGLang generates a token, and answers 200 once a token came out.
         """
         try:
-            await self._control("/health", HEALTH_TIMEOUT_S)
+            await self._calls.call("GET", "/health", within_s=HEALTH_TIMEOUT_S)
             now = await self._described()
             if self.misfit is not None and now.instance != self._info.instance:
                 why = await self.misfit(self)
@@ -407,15 +398,14 @@ class HttpEngine:
             )
         if now.weight_version != current.weight_version:
             body = {"new_version": current.weight_version, "abort_all_requests": False}
-            path, payload = "/update_weight_version", aiohttp.JsonPayload(body)
-            await self._within(self._timing.control_timeout_s, "POST", path, payload)
+            payload, within_s = aiohttp.JsonPayload(body), self._timing.control_timeout_s
+            await self._post("/update_weight_version", payload, within_s)
         return None
 
     async def _load_weights(self, path: str, version: str) -> None:
         await self.flush()  # SGLang flushes too, but crashes if it has to wait for the flush
-        body = {"model_path": path, "weight_version": version}
-        payload = aiohttp.JsonPayload(body)
-        await self._within(LOAD_TIMEOUT_S, "POST", "/update_weights_from_disk", payload)
+        body = aiohttp.JsonPayload({"model_path": path, "weight_version": version})
+        await self._post("/update_weights_from_disk", body, LOAD_TIMEOUT_S)
 
     @property
     def _url(self) -> str:
@@ -428,44 +418,20 @@ class HttpEngine:
 
     async def _plugin(self) -> contract.PluginReport | None:
         """Returns the current report of our plugin; None for a stock server."""
-        body = await self._control("/server_info", self._timing.control_timeout_s)
-        info = decode_control(body, wire.ServerInfo, f"{self._name}: /server_info")
+        info = await self._get("/server_info", wire.ServerInfo)
         state = info.state(self._info.dp_rank)
         return None if state is None else state.seer_sgl
 
-    async def _control(self, path: str, timeout_s: float) -> bytes:
-        return await self._within(timeout_s, "GET", path)
+    @property
+    def _calls(self) -> ServerCalls:
+        engine_id = self._info.engine_id
+        return ServerCalls(self._session, self._url, self._name, engine_id, lambda: self.server.why)
 
-    async def _within(
-        self, timeout_s: float, method: str, path: str, body: aiohttp.Payload | None = None
-    ) -> bytes:
-        """Returns the reply to a call. Raises EngineUnavailable also after `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._call(method, path, body)
-        except TimeoutError as error:
-            why = f"{self._name}: no answer on {path}"
-            raise EngineUnavailable(why, engine_id=self._info.engine_id) from error
+    async def _get(self, path: str, kind: type[T]) -> T:
+        return await self._calls.get(path, kind, self._timing.control_timeout_s)
 
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        body: aiohttp.Payload | None = None,
-        limit: int = REPLY_BYTES,
-    ) -> bytes:
-        try:
-            async with requested(self._session, method, self._url + path, body) as response:
-                reply = await read_body(response, limit)
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._unreachable(error) from error
-        if response.status >= 400:
-            raise self._failure(response.status, reply)
-        return reply
-
-    def _unreachable(self, error: Exception) -> "Unreachable":
-        reason = self.server.why or str(error) or type(error).__name__
-        return Unreachable(f"{self._name}: {reason}", engine_id=self._info.engine_id)
+    async def _post(self, path: str, body: aiohttp.Payload | None, within_s: float) -> None:
+        await self._calls.call("POST", path, body, within_s=within_s)
 
     async def _broken(self, error: Exception) -> EngineUnavailable:
         """Returns the error of a chunk whose connection broke: EngineDied if the server ended.
@@ -484,7 +450,7 @@ class HttpEngine:
         return EngineDied(self._ended, engine_id=self._info.engine_id)
 
     def _as_unreachable(self, error: Exception) -> EngineUnavailable:
-        return error if isinstance(error, Unreachable) else self._unreachable(error)
+        return error if isinstance(error, Unreachable) else self._calls.unreachable(error)
 
     async def _end(self) -> str | None:
         """Returns why the server that had our chunks has ended; None if it still answers."""
@@ -497,10 +463,3 @@ class HttpEngine:
             return f"{self._name}: {why}" if why else str(error)
         again = now.instance != self._info.instance
         return f"{self._name}: it was restarted" if again else None
-
-    def _failure(self, status: int, reply: bytes) -> EngineError:
-        """Returns the error for an HTTP error status."""
-        refused = status in REFUSALS and wire.refusal(reply) is not None
-        kind = RequestRejected if refused else EngineUnavailable
-        why = f"{self._name}: HTTP {status}{explanation(reply)}"
-        return kind(why, engine_id=self._info.engine_id, status=status)

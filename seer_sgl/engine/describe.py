@@ -1,10 +1,8 @@
 """Reads and checks the description of a server, and compares two descriptions of one engine."""
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import aiohttp
-import msgspec
 
 from seer_sgl.engine_types import EngineInfo, rank_id
 from seer_sgl.errors import EngineBroken, EngineStartError, EngineUnavailable
@@ -12,9 +10,7 @@ from seer_sgl.link import contract
 from seer_sgl.timing import DEFAULT
 
 from . import wire
-from .session import read_body
-
-T = TypeVar("T")
+from .server_calls import ServerCalls, decode_control, one_line
 
 # EngineInfo fields that a trainer may change while the engine runs, or a restart without harm. The
 # rollout relies on all the other fields.
@@ -28,8 +24,6 @@ MAY_CHANGE = (
     "sessions",
 )
 WEIGHTS = ("model_path", "weight_version", "weights")  # the fields that describe the weights
-REPLY_BYTES = 4 << 20  # a reply without tokens, or the non-token part of a /generate reply
-MAX_MESSAGE = 500  # characters of a server's explanation
 
 
 async def describe(
@@ -46,28 +40,11 @@ async def describe(
     restart, and EngineStartError if its configuration is not supported.
     """
     name = f"engine {server_id} ({url})"
-    body = await _get(session, server_id, url, "/server_info", timeout_s)
+    calls = ServerCalls(session, url, name, server_id)
+    body = await calls.call("GET", "/server_info", within_s=timeout_s)
     server = decode_control(body, wire.ServerInfo, f"{name}: not a supported SGLang server")
-    body = await _get(session, server_id, url, "/model_info", timeout_s)
-    model = decode_control(body, wire.ModelInfo, f"{name}: /model_info")
+    model = await calls.get("/model_info", wire.ModelInfo, timeout_s)
     return [described(server, model, server_id, url, rank) for rank in range(server.dp_size)]
-
-
-async def _get(
-    session: aiohttp.ClientSession, engine_id: str, url: str, path: str, timeout_s: float
-) -> bytes:
-    name = f"engine {engine_id} ({url})"
-    try:
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
-        async with session.get(url + path, timeout=timeout) as response:
-            body = await read_body(response, REPLY_BYTES)
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        reason = str(error) or type(error).__name__
-        raise EngineUnavailable(f"{name}: {reason}", engine_id=engine_id) from error
-    if response.status != 200:
-        why = f"{name}: HTTP {response.status} on {path}{explanation(body)}"
-        raise EngineUnavailable(why, engine_id=engine_id, status=response.status)
-    return body
 
 
 def described(
@@ -176,22 +153,3 @@ def changes(before: EngineInfo, now: EngineInfo, version: str | None = None) -> 
 def only_weights(changed: Sequence[str]) -> bool:
     """Returns whether `changes` found other weights and no other difference."""
     return all(change.startswith(("weight", "model_path")) for change in changed)
-
-
-def decode_control(body: bytes | msgspec.Raw, kind: type[T], name: str) -> T:
-    """Returns JSON decoded as `kind`. Raises EngineUnavailable, with `name` in the message."""
-    try:
-        return wire.decode(body, kind)
-    except wire.Unreadable as error:
-        raise EngineUnavailable(f"{name}: {error}") from error
-
-
-def explanation(body: bytes) -> str:
-    """Returns ": " and SGLang's explanation of an error in one line; empty if there is none."""
-    text = wire.refusal(body) or body[:200].decode(errors="replace")
-    return f": {one_line(text)}" if text else ""
-
-
-def one_line(text: str) -> str:
-    """Returns the first MAX_MESSAGE characters of a server's text in one line."""
-    return " ".join(text[:MAX_MESSAGE].split())

@@ -15,9 +15,9 @@ import msgspec
 
 from seer_sgl.errors import EngineError, EngineUnavailable
 
+from .answers import ask
 from .client import HttpEngine
-from .describe import REPLY_BYTES
-from .session import read_body
+from .server_calls import REPLY_BYTES, decode_control
 from .wire import Finish
 
 logger = logging.getLogger(__name__)
@@ -37,9 +37,6 @@ class _Meta(msgspec.Struct):
 
 class _Reply(msgspec.Struct):
     meta_info: _Meta
-
-
-_decoder = msgspec.json.Decoder(_Reply)
 
 
 async def end_orphans(engines: Iterable[HttpEngine], prefix: str) -> None:
@@ -68,7 +65,7 @@ async def _end_orphans(engine: HttpEngine, prefix: str) -> None:
                     return
     except TimeoutError:
         why = f"no answer in {TIMEOUT_S:g} s"
-    except (EngineError, msgspec.DecodeError) as error:
+    except EngineError as error:
         why = str(error)
     logger.warning(
         "engine %s: requests of the process before may still run: %s", engine.info.engine_id, why
@@ -95,12 +92,11 @@ async def _generate(engine: HttpEngine, rid: str, tokens: int) -> str:
     params = {"max_new_tokens": tokens, "ignore_eos": True, "sampling_seed": 0}
     body = {"rid": rid, "input_ids": [0], "sampling_params": params}
     reply = await _post(engine, "/generate", body)
-    return _decoder.decode(reply).meta_info.finish_reason.type
+    return decode_control(reply, _Reply, "/generate").meta_info.finish_reason.type
 
 
 async def _post(engine: HttpEngine, path: str, body: dict[str, Any]) -> bytes:
-    async with engine.send("POST", path, msgspec.json.encode(body)) as response:
-        reply = await read_body(response, REPLY_BYTES)
-    if response.status >= 400:
-        raise EngineUnavailable(f"HTTP {response.status} on {path}")
-    return reply
+    answer = await ask(engine, "POST", path, msgspec.json.encode(body), limit=REPLY_BYTES)
+    if answer.status >= 400:
+        raise EngineUnavailable(f"HTTP {answer.status} on {path}")
+    return answer.body

@@ -152,12 +152,9 @@ class Loads(msgspec.Struct):
 
     loads: Annotated[list[LoadEntry], msgspec.Meta(min_length=1)]
 
-    def of(self, dp_rank: int) -> LoadEntry:
-        """Returns the load of one rank. Raises Unreadable without one."""
-        for load in self.loads:
-            if load.dp_rank == dp_rank:
-                return load
-        raise Unreadable(f"no load of data-parallel rank {dp_rank}")
+    def of(self, dp_rank: int) -> LoadEntry | None:
+        """Returns the load of one rank; None without one."""
+        return next((load for load in self.loads if load.dp_rank == dp_rank), None)
 
 
 class _Memory(msgspec.Struct):

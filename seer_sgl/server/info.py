@@ -4,15 +4,12 @@ import asyncio
 import secrets
 import time
 import uuid
-from http import HTTPStatus
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
+from seer_sgl.engine.answers import ask_object
 from seer_sgl.engine.client import HttpEngine
-from seer_sgl.engine.describe import REPLY_BYTES
-from seer_sgl.engine.session import read_body
 from seer_sgl.errors import EngineError
 from seer_sgl.types import Sampling, token_array
 
@@ -172,7 +169,7 @@ class Info:
     async def _load(self, engine: HttpEngine, query: str) -> dict[str, Any] | None:
         try:
             answer = await self._got(engine, "/v1/loads" + query)
-        except (EngineError, Unavailable, TimeoutError, msgspec.DecodeError):
+        except EngineError:
             return None
         if engine.info.dp_size > 1:  # the server answers for all its ranks
             rank = engine.info.dp_rank
@@ -183,16 +180,11 @@ class Info:
     async def _asked(self, path: str) -> dict[str, Any]:
         try:
             return await self._got(self._service.any_engine(), path)
-        except (EngineError, TimeoutError, msgspec.DecodeError) as error:
-            raise Unavailable(f"{path}: {error}") from error
+        except EngineError as error:
+            raise Unavailable(str(error)) from error
 
     async def _got(self, engine: HttpEngine, path: str) -> dict[str, Any]:
-        """Returns the JSON object at a path of an engine."""
-        timeout_s = self._service.timing.control_timeout_s
-        async with asyncio.timeout(timeout_s), engine.send("GET", path) as answer:
-            if answer.status != HTTPStatus.OK:
-                raise Unavailable(f"{path}: HTTP {answer.status}")
-            return msgspec.json.decode(await read_body(answer, REPLY_BYTES), type=dict)
+        return await ask_object(engine, path, self._service.timing.control_timeout_s)
 
 
 def _entries(answer: dict[str, Any]) -> list[dict[str, Any]]:

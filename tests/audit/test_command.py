@@ -298,8 +298,8 @@ async def test_a_server_that_is_none_of_sglang_is_one_line(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("timing", "message"),
     [
-        (Timing(flush_s=0.0), r"/flush_cache\?timeout=0: no answer in 0 s"),
-        (Timing(audit_call_s=0.0), "/generate: no answer in 0 s"),
+        (Timing(flush_s=0.0), r"no answer on /flush_cache\?timeout=0 within 0 s"),
+        (Timing(audit_call_s=0.0), "no answer on /generate within 0 s"),
     ],
 )
 async def test_a_server_that_does_not_answer_ends_the_audit(

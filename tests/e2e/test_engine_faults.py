@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from seer_sgl.engine.client import REFUSALS
+from seer_sgl.engine.server_calls import REFUSALS
 from seer_sgl.engine.wire import Loads, refusal
 from seer_sgl.engine_types import EngineLoad
 from seer_sgl.timing import Timing

@@ -17,7 +17,8 @@ from typing_extensions import override
 
 from seer_sgl.engine import wire
 from seer_sgl.engine.client import HttpEngine
-from seer_sgl.engine.describe import decode_control, describe, described
+from seer_sgl.engine.describe import describe, described
+from seer_sgl.engine.server_calls import ServerCalls, decode_control
 from seer_sgl.engine.session import PROBES, open_session, probing_socket
 from seer_sgl.engine_types import EngineInfo, Server
 from seer_sgl.errors import (
@@ -133,6 +134,16 @@ def description(body: bytes) -> EngineInfo:
     return described(server, model, "e0", "u")
 
 
+class CannedCalls(ServerCalls):
+    """Has the same reply to every call."""
+
+    reply = b""
+
+    @override
+    async def call(self, *_: object, **__: object) -> bytes:
+        return self.reply
+
+
 class Canned(HttpEngine):
     """An engine that returns the same reply to every call."""
 
@@ -140,8 +151,12 @@ class Canned(HttpEngine):
         super().__init__(info, cast(Any, None))
         self.reply = b""
 
-    async def _call(self, *_: object, **__: object) -> bytes:
-        return self.reply
+    @property
+    @override
+    def _calls(self) -> ServerCalls:
+        calls = CannedCalls(*super()._calls)
+        calls.reply = self.reply
+        return calls
 
     async def _keep_up(self) -> None:
         with contextlib.suppress(EngineUnavailable, EngineStartError):
@@ -234,7 +249,7 @@ async def test_an_explanation_is_one_short_line_whatever_it_is() -> None:
             b"\xff" * 1000,
         ):
             fake.explanation = explanation
-            with pytest.raises(EngineUnavailable, match="HTTP 500: ") as raised:
+            with pytest.raises(EngineUnavailable, match="HTTP 500 on /v1/loads: ") as raised:
                 await engine.load()
             assert len(str(raised.value)) < 600
             assert "\n" not in str(raised.value)

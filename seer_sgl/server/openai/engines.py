@@ -4,12 +4,11 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
-from seer_sgl.engine.answers import EngineAnswer, ask
+from seer_sgl.engine.answers import EngineAnswer, ask, ask_object
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineError
 
@@ -138,12 +137,9 @@ class Engines:
         merged: dict[str, Any] = {}
         for path in ("/server_info", "/model_info"):
             try:
-                answer = await ask(engine, "GET", path)
-                if answer.status != HTTPStatus.OK:
-                    raise Unavailable(f"{path}: HTTP {answer.status}")
-                merged |= msgspec.json.decode(answer.body, type=dict[str, Any])
-            except (EngineError, msgspec.DecodeError) as error:
-                raise Unavailable(f"{path}: {error}") from error
+                merged |= await ask_object(engine, path)
+            except EngineError as error:
+                raise Unavailable(str(error)) from error
         known = {name: merged[name] for name in Facts.__struct_fields__ if name in merged}
         try:
             facts = msgspec.convert(known, Facts)

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from seer_sgl.engine.answers import ask
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineDied, EngineUnavailable
 
@@ -138,17 +139,12 @@ class Passthrough:
                 if self.response is None and not self.wait.expired():
                     self.wait.reschedule(asyncio.get_running_loop().time())
                 return
-            with contextlib.suppress(EngineUnavailable, TimeoutError):
+            with contextlib.suppress(EngineUnavailable):
                 for body in calls or [{"abort_all": True}]:
-                    await _send_abort(engine, dumps(body))
+                    await ask(engine, "POST", "/abort_request", dumps(body), within_s=ABORT_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._abort_again_s):
                     await self._returned.wait()
-
-
-async def _send_abort(engine: HttpEngine, body: bytes) -> None:
-    async with asyncio.timeout(ABORT_S), engine.send("POST", "/abort_request", body) as answer:
-        await answer.read()
 
 
 def _is_short_error(answer: aiohttp.ClientResponse) -> bool:
