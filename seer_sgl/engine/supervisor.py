@@ -8,14 +8,15 @@ import aiohttp
 from seer_sgl.engine_types import EngineInfo, Server, ServerPhase
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.processes.restarts import Incidents, Restarts
+from seer_sgl.processes.supervisor import is_due
 from seer_sgl.timing import DEFAULT, Timing
 
 from .launch.launcher import EngineStart, Launcher
 from .launch.ready import await_ready
 
 logger = logging.getLogger(__name__)
-FIRST = ("engine %s is being started: %s", "engine %s is up after %.0f s")
-AGAIN = ("engine %s is being restarted: %s", "engine %s is up again after %.0f s")
+FIRST = ("%s is being started: %s", "%s is up after %.0f s")
+AGAIN = ("%s is being restarted: %s", "%s is up again after %.0f s")
 
 
 class _Supervised:
@@ -24,10 +25,10 @@ class _Supervised:
     def __init__(
         self, info: EngineInfo, start: EngineStart | None, incidents: Incidents, timing: Timing
     ) -> None:
+        self.server_id = info.server_id
         self.start = start
         self.kv_tokens = info.max_total_num_tokens
-        self.restarts = Restarts(info.server_id, incidents, timing.restart_most_s)
-        self.why = ""  # how its server ended the last time
+        self.restarts = Restarts(f"engine {info.server_id}", incidents, timing.restart_most_s)
         self.starting: asyncio.Task[None] | None = None
 
     @property
@@ -71,7 +72,6 @@ class EngineSupervisor:
     def add_late(self, info: EngineInfo, why: str) -> None:
         """Starts the server of an engine as soon as it can be. `info`: what it is to be like."""
         kept = self._kept[info.server_id] = _Supervised(info, None, self._incidents, self._timing)
-        kept.why = why
         kept.restarts.absent(why)
 
     async def remove(self, server_id: str) -> None:
@@ -79,7 +79,7 @@ class EngineSupervisor:
         kept = self._kept.pop(server_id, None)
         if kept is None:
             return
-        self._incidents.names.discard(server_id)
+        self._incidents.names.discard(kept.restarts.name)
         if kept.starting is not None:
             kept.starting.cancel()
             await asyncio.wait({kept.starting})
@@ -92,7 +92,7 @@ class EngineSupervisor:
         phase = kept.phase
         why = kept.restarts.quarantine or self._launcher.delay(server_id) or kept.exit_reason or ""
         if not why and phase is not ServerPhase.RUNNING:
-            why = kept.why
+            why = kept.restarts.reason
         url = None if kept.start is None else kept.start.url
         return Server(phase=phase, why=why, starts=kept.restarts.count, url=url)
 
@@ -100,46 +100,33 @@ class EngineSupervisor:
         """Has a server that runs and hangs restarted, as if it had ended."""
         kept = self._kept.get(server_id)
         if kept is not None and kept.phase is ServerPhase.RUNNING:
-            kept.why = why
             kept.restarts.ended(why, asyncio.get_running_loop().time())
 
     async def run(self) -> None:
         """Watches until cancelled."""
+        loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await asyncio.sleep(self._timing.watch_s)
                 for kept in self._kept.values():
-                    if kept.starting is None and self._due(kept):
+                    if kept.starting is not None:
+                        continue
+                    if is_due(kept.restarts, kept.exit_reason, loop.time()):
                         kept.starting = tasks.create_task(self._start(kept))
 
-    def _due(self, kept: _Supervised) -> bool:
-        """Records the end of a server. Returns whether it is to be restarted now."""
-        restarts, now = kept.restarts, asyncio.get_running_loop().time()
-        reason = kept.exit_reason
-        if reason is not None and not restarts.down:
-            kept.why = reason
-            restarts.ended(reason, now)
-        if not restarts.down or restarts.quarantine is not None:
-            return False
-        if restarts.due(now):
-            return True
-        if restarts.quarantine is not None:
-            logger.error("engine %s is not restarted: %s", restarts.name, restarts.quarantine)
-        return False
-
     async def _start(self, kept: _Supervised) -> None:
-        loop, restarts, engine_id = asyncio.get_running_loop(), kept.restarts, kept.restarts.name
+        loop, restarts = asyncio.get_running_loop(), kept.restarts
         begins, works = FIRST if kept.start is None else AGAIN
-        logger.warning(begins, engine_id, kept.why)
+        logger.warning(begins, restarts.name, restarts.reason)
         began = loop.time()
         restarts.started(began)
         try:
-            kept.start = await self._launcher.restart(engine_id, kept.kv_tokens)
+            kept.start = await self._launcher.restart(kept.server_id, kept.kv_tokens)
             await await_ready(kept.start, self._session, self._timing)
             restarts.ready(loop.time())
-            logger.info(works, engine_id, loop.time() - began)
+            logger.info(works, restarts.name, loop.time() - began)
         except (EngineStartError, ConfigError, OSError) as error:  # OSError: no descriptor, no fork
-            kept.why = str(error).partition("\n")[0].rstrip(":")
-            restarts.ended(kept.why, loop.time(), ready=False)
+            why = str(error).partition("\n")[0].rstrip(":")
+            restarts.ended(why, loop.time(), ready=False)
         finally:
             kept.starting = None

@@ -55,34 +55,30 @@ class Restarts:
         self.name = name
         self.count = 0  # of starts after the first
         self.quarantine: str | None = None  # why it stays down
+        self.down = False  # its end or absence was recorded, and no start since
+        self.reason = ""  # of its end or absence, the last time
         self._incidents = incidents
         self._most_s = most_s
         self._row: deque[_Failure] = deque(maxlen=MOST_FAILURES)
         self._started_at: float | None = None  # None: never, as far as is known
-        self._reason: str | None = None  # why it is down; None: it is not
         incidents.names.add(name)
-
-    @property
-    def down(self) -> bool:
-        """Whether its end or absence was recorded, and no start since."""
-        return self._reason is not None
 
     def absent(self, reason: str) -> None:
         """Records that it was never started, which is no failure."""
-        self._reason = reason
+        self.down, self.reason = True, reason
 
     def ended(self, reason: str, now: float, *, ready: bool = True) -> None:
         """Records its end. `ready`: it had worked; else it failed to start."""
         if ready and (self._started_at is None or now - self._started_at >= STABLE_S):
             self._row.clear()
         self._row.append(_Failure(now, ready))
-        self._reason = reason
+        self.down, self.reason = True, reason
         if ready:
             self._incidents.ended(self.name, now)
 
     def due(self, now: float) -> bool:
         """Returns whether it is to be started now; decides on the quarantine."""
-        if self._reason is None or self.quarantine is not None:
+        if not self.down or self.quarantine is not None:
             return False
         if self._row and now - self._row[-1].at < self._pause:
             return False
@@ -91,14 +87,14 @@ class Restarts:
         )
         if failures < MOST_FAILURES:
             return True
-        self.quarantine = f"it failed {failures} times in a row; the last time: {self._reason}"
+        self.quarantine = f"it failed {failures} times in a row; the last time: {self.reason}"
         self._incidents.names.discard(self.name)
         return False
 
     def started(self, now: float) -> None:
         """Records that it was restarted."""
         self.count += 1
-        self._reason, self._started_at = None, now
+        self.down, self._started_at = False, now
 
     def ready(self, now: float) -> None:
         """Records that it works from now on, if its start took a while."""

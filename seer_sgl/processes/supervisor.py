@@ -115,9 +115,9 @@ async def supervised(
         while True:
             await asyncio.sleep(timing.watch_s)
             for process, restarts in kept:
-                reason = process.exit_reason()
-                if reason is not None:
-                    await _restart(process, restarts, reason)
+                now = asyncio.get_running_loop().time()
+                if is_due(restarts, process.exit_reason(), now):
+                    await _restart(process, restarts, now)
 
     task = asyncio.create_task(keep())
     try:
@@ -127,21 +127,22 @@ async def supervised(
         await asyncio.wait({task})
 
 
-async def _restart(process: Supervised, restarts: Restarts, reason: str) -> None:
-    """Starts a process that has ended, once that is due."""
-    if restarts.quarantine is not None:
-        return
-    now = asyncio.get_running_loop().time()
-    if not restarts.down:
-        restarts.ended(reason, now)
-    if restarts.due(now):
-        logger.warning("%s is being restarted: %s", process.name, reason)
-        try:
-            await process.stop()
-            await process.start()
-        except (ConfigError, OSError) as error:  # no descriptor, no room for its log
-            restarts.ended(str(error), now, ready=False)
-        else:
-            restarts.started(now)
-    elif restarts.quarantine is not None:
-        logger.error("%s is not restarted: %s", process.name, restarts.quarantine)
+async def _restart(process: Supervised, restarts: Restarts, now: float) -> None:
+    logger.warning("%s is being restarted: %s", process.name, process.exit_reason())
+    try:
+        await process.stop()
+        await process.start()
+    except (ConfigError, OSError) as error:  # no descriptor, no room for its log
+        restarts.ended(str(error), now, ready=False)
+    else:
+        restarts.started(now)
+
+
+def is_due(restarts: Restarts, exit_reason: str | None, now: float) -> bool:
+    """Records the end of a process, if it has ended. Returns whether it is to be started now."""
+    if exit_reason is not None and not restarts.down:
+        restarts.ended(exit_reason, now)
+    before, due = restarts.quarantine, restarts.due(now)
+    if restarts.quarantine != before:
+        logger.error("%s is not restarted: %s", restarts.name, restarts.quarantine)
+    return due
