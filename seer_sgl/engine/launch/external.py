@@ -22,11 +22,3 @@ class ExternalLauncher(Launcher):
     @override
     async def restart(self, engine_id: str, kv_tokens: int) -> EngineStart:
         raise ConfigError("engines.launch: external starts no engines")
-
-    @override
-    async def stop(self, engine_id: str) -> None:
-        return
-
-    @override
-    async def aclose(self) -> None:
-        return

@@ -50,7 +50,7 @@ class Launcher(Protocol):
     """Starts or joins engines, and ends the servers that it started.
 
     `start`, `restart` and `stop` may be called at any time and concurrently. `aclose` ends
-    every remaining server, also after a failed or cancelled start.
+    every remaining server, also after a failed or cancelled start. By default both end none.
     """
 
     async def start(self, engine_id: str, url: str | None = None) -> EngineStart:
@@ -74,9 +74,11 @@ class Launcher(Protocol):
 
     async def stop(self, engine_id: str) -> None:
         """Ends an engine's server and its child processes; a joined server keeps running."""
+        return
 
     async def aclose(self) -> None:
         """Ends every remaining server."""
+        return
 
 
 class Site(NamedTuple):
