@@ -72,11 +72,15 @@ def test_keys_of_mooncake_are_dropped_with_it() -> None:
     assert config == KvPoolConfig(backend="file"), "a valid config of its own"
 
 
-def test_a_package_without_its_system_library_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("spec", "problem"), [(None, "is not installed"), ("found", "cannot be loaded: ")]
+)
+def test_a_package_that_is_missing_or_lacks_its_system_library_is_a_problem(
+    spec: str | None, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: spec)
     monkeypatch.setitem(sys.modules, "mooncake.store", None)  # its import raises ImportError
-    problem = packages.load_problem()
-    assert problem is not None
-    assert problem.startswith(("mooncake cannot be loaded: ", "mooncake is not installed"))
+    assert (packages.load_problem() or "").startswith(f"mooncake {problem}")
 
 
 @pytest.mark.usefixtures("unloadable")
