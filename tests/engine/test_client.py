@@ -30,7 +30,7 @@ from seer_sgl.errors import (
 )
 from seer_sgl.link.contract import MAX_COUNT
 from seer_sgl.timing import DEFAULT, Timing
-from seer_sgl.types import Chunk, ChunkReply, Request, Sampling
+from seer_sgl.types import Chunk, ChunkReply, Request
 from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
 from tests.garbage import CONTROL, DEEP, STATE
 from tests.helpers import make_group, make_reply
@@ -49,8 +49,7 @@ async def joined(
 
 
 def chunk_of(request: Request, budget: int = 10) -> Chunk:
-    rid = f"{request.uid}.c1/"
-    return msgspec.structs.replace(chunk_on("e0", request), rid=rid, max_new_tokens=budget)
+    return msgspec.structs.replace(chunk_on("e0", request), max_new_tokens=budget)
 
 
 async def test_a_chunk_carries_prompt_and_response_and_comes_back_typed() -> None:
@@ -71,23 +70,6 @@ async def test_a_chunk_carries_prompt_and_response_and_comes_back_typed() -> Non
     assert list(reply.ids) == response_of(5, request.total_len, 1)
     assert (reply.finish, reply.matched, reply.cached_device) == ("stop", 0, 12)
     assert [span.version for span in reply.weight_spans] == ["v1"]
-
-
-@pytest.mark.parametrize(
-    ("minimum", "generated", "budget", "sent"),
-    [(0, 0, 10, 0), (25, 0, 10, 10), (25, 20, 10, 5), (25, 30, 10, 0)],
-)
-async def test_min_new_tokens_is_what_is_left_of_it(
-    minimum: int, generated: int, budget: int, sent: int
-) -> None:
-    fake = FakeSGLang()
-    request = make_group(n=1, sampling=Sampling(min_new_tokens=minimum)).requests[0]
-    if generated:
-        request.append(make_reply(generated))
-    fake.prompt_lens[0] = request.total_len
-    async with joined(fake) as engine:
-        await engine.generate(chunk_of(request, budget))
-    assert fake.seen[0]["sampling_params"]["min_new_tokens"] == sent
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from seer_sgl.link.contract import EXAMINED, MAX_COUNT, NO_READ, ORIGIN
 from seer_sgl.sampling import NEUTRAL
 from seer_sgl.types import Chunk, ChunkReply, Sampling, WeightSpan
 from tests.garbage import GARBAGE
-from tests.helpers import make_group
+from tests.helpers import make_group, make_reply
 from tests.support.infos import chunk_on
 
 RID = "g.0.c1/"
@@ -208,6 +208,16 @@ def test_every_sampling_parameter_travels_so_that_no_server_default_applies() ->
     assert params["max_new_tokens"] == params["min_new_tokens"] == 8, "the limits of this call"
     assert "custom_params" not in params
     assert "json_schema" not in params
+
+
+@pytest.mark.parametrize(
+    ("minimum", "generated", "sent"), [(0, 0, 0), (25, 0, 10), (25, 20, 5), (25, 30, 0)]
+)
+def test_min_new_tokens_is_what_is_left_of_it(minimum: int, generated: int, sent: int) -> None:
+    asked = chunk(10, Sampling(min_new_tokens=minimum))
+    if generated:
+        asked.request.append(make_reply(generated))
+    assert sampling_params(asked, drafting=False).get("min_new_tokens") == sent
 
 
 def test_a_users_custom_params_stay_beside_ours() -> None:
