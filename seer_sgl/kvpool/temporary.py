@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 PREFIX = "seer-sgl-kv-"
 LOCK = "owner.lock"
@@ -23,23 +22,16 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 
     Folders of ended processes are removed first. Raises OSError if the folder cannot be created.
     """
-    parent.mkdir(parents=True, exist_ok=True)
     with _alone_in(parent):
         _remove_abandoned(parent)
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        lock = hold(folder)
+        lock = (folder / LOCK).open("ab")
+        fcntl.flock(lock, fcntl.LOCK_EX)
     with lock:
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def hold(folder: Path) -> IO[bytes]:
-    """Locks `folder` until this process ends or closes the returned lock file."""
-    lock = (folder / LOCK).open("ab")
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    return lock
 
 
 @contextlib.contextmanager
