@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from seer_sgl.engine import wire
+from seer_sgl.engine.answers import ask_object
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.describe import describe, described
 from seer_sgl.engine.server_calls import ServerCalls, decode_control
@@ -107,6 +108,16 @@ async def test_a_garbled_description_is_refused_whoever_asks_for_it(path: str, s
         async with open_session() as session:
             with pytest.raises(EngineUnavailable, match="engine e0"):
                 await describe(session, "e0", engine.info.url)
+
+
+@pytest.mark.parametrize("shape", ["bad UTF-8", "deep", "endless"])
+async def test_an_answer_that_is_no_object_is_the_engines_fault(shape: str) -> None:
+    fake = FakeSGLang()
+    async with joined(fake) as engine:
+        assert (await ask_object(engine, "/model_info"))["weight_version"] == "v1"
+        fake.garbled = {"/model_info": shape}
+        with pytest.raises(EngineUnavailable, match="engine e0"):
+            await ask_object(engine, "/model_info")
 
 
 def description(body: bytes) -> EngineInfo:
