@@ -173,14 +173,10 @@ class HttpEngine:
         the request, BadReply for an impossible reply, EngineDied if the server ended meanwhile, and
         EngineUnavailable for all other failures (connection, other HTTP status).
         """
-        drafting, stream = self._info.draft_tokens > 0, on_tokens is not None
-        shape = self._info.experts if experts.asks(chunk) else None
-        rank = self._info.dp_rank if self._info.dp_size > 1 else None
-        sessions = self._info.sessions
-        body = LateBody(
-            lambda: wire.encode_generate(chunk, drafting, stream, shape, rank, sessions=sessions)
-        )
-        vocab_size = self._info.vocab_size or self.vocab_size
+        info, stream = self._info, on_tokens is not None
+        body = LateBody(lambda: wire.encode_generate(chunk, info, stream))
+        shape = info.experts if experts.asks(chunk) else None
+        vocab_size = info.vocab_size or self.vocab_size
         limit = REPLY_BYTES + REPLY_BYTES_PER_TOKEN * chunk.max_new_tokens
         limit += experts.most_bytes(chunk, shape)
         try:

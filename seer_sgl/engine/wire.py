@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.link.contract import (
     EXAMINED,
     EXPERTS,
@@ -296,27 +297,18 @@ def sampling_params(
     return {name: value for name, value in params.items() if value not in ([], {}, None)}
 
 
-def encode_generate(
-    chunk: Chunk,
-    drafting: bool = False,
-    stream: bool = False,
-    shape: ExpertShape | None = None,
-    dp_rank: int | None = None,
-    *,
-    sessions: bool = False,
-) -> bytes:
+def encode_generate(chunk: Chunk, engine: EngineInfo, stream: bool) -> bytes:
     """Returns the body of `/generate` for a chunk: prompt and response so far as input ids.
 
-    The prompt has a placeholder for each of its images, which are sent with every chunk.
-    drafting: the engine speculates, so the body names the group of the tokens (plugin/speculation).
-    shape: of routed experts, if the chunk asks for them. `dp_rank`: the engine's, if its server has
-    several. `sessions`: the engine evicts the KV of sessions last; a conversation's turn is one.
+    The prompt has a placeholder for each of its images, which are sent with every chunk. For an
+    engine that drafts, the body names the group of the tokens (plugin/speculation).
     """
     request, fields = chunk.request, dict[str, Any]()
-    if sessions and request.retain_kv:
+    shape = engine.experts if experts.asks(chunk) else None
+    if engine.sessions and request.retain_kv:  # a conversation's turn, whose KV is evicted last
         fields["session_id"] = request.uid
-    if dp_rank is not None:
-        fields["routed_dp_rank"] = dp_rank
+    if engine.dp_size > 1:
+        fields["routed_dp_rank"] = engine.dp_rank
     if stream:
         fields["stream"] = True
     if request.group.prompt.image_data:
@@ -327,7 +319,7 @@ def encode_generate(
         {
             "rid": chunk.rid,
             "input_ids": request.group.prompt.prompt_ids.tolist() + request.response_ids.tolist(),
-            "sampling_params": sampling_params(chunk, drafting, shape),
+            "sampling_params": sampling_params(chunk, engine.draft_tokens > 0, shape),
             "return_logprob": True,
             **fields,
         }
