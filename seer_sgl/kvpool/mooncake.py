@@ -65,7 +65,8 @@ async def open_mooncake(
     `all_restarts`: as in `supervised`. Raises ConfigError if Mooncake cannot run or be
     reached, PoolError if it does not start.
     """
-    _require_mooncake()
+    if problem := load_problem():
+        raise ConfigError(f"kv_pool.backend: {problem} (see `seer-sgl doctor`)")
     if config.open_ports:
         logger.warning(OPEN_PORTS)
     elif (why := loopback.refusal()) is not None:
@@ -85,14 +86,24 @@ async def _started(
 ) -> AsyncIterator[tuple[str, Sequence[Supervised]]]:
     """Yields the address of a new master, and the master and its stores."""
     host, environment = machines.host, port_environment(config)
-    address = f"{host}:{free_port(host)}"
-    master = _Node("master", _master_flags(address, free_port()), log_dir)
+    port = free_port(host)
+    address = f"{host}:{port}"
+    flags = {
+        "rpc_port": port,
+        "rpc_address": host,
+        "metrics_port": free_port(),
+        "metrics_host": "127.0.0.1",
+    }
+    master = _node("master", flags, log_dir, environment)
 
     def store(index: int) -> Supervised:
-        settings = _store_settings(config, address)
+        settings = _client_settings(config, address) | {
+            "global_segment_size": str(bytes_of(config.memory)),
+            "local_buffer_size": "0",
+        }
         if machines.store is not None:
             return machines.store(index, settings, environment)
-        return _Node("store", settings, log_dir, index, environment)
+        return _node("store", settings, log_dir, environment, str(index))
 
     stores = [store(index) for index in range(config.stores)]
     try:
@@ -111,39 +122,25 @@ async def _started(
         await asyncio.gather(*(node.stop() for node in (*stores, master)))
 
 
-class _Node(SupervisedProcess):
-    """A process of the local Mooncake."""
-
-    def __init__(
-        self,
-        kind: str,
-        settings: Mapping[str, Any],
-        log_dir: Path,
-        index: int = 0,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        name = kind if kind == "master" else f"{kind}{index}"
-        super().__init__(
-            f"KV pool: {name}",
-            node_command(kind, settings),
-            log_dir / f"mooncake-{name}.log",
-            {**os.environ, **STORE_VARIABLES, **(environment or {})},
-        )
+def _node(
+    kind: str,
+    settings: Mapping[str, Any],
+    log_dir: Path,
+    environment: Mapping[str, str],
+    number: str = "",
+) -> SupervisedProcess:
+    """Returns a process of the local Mooncake, which is not started yet."""
+    return SupervisedProcess(
+        f"KV pool: {kind}{number}",
+        node_command(kind, settings),
+        log_dir / f"mooncake-{kind}{number}.log",
+        {**os.environ, **STORE_VARIABLES, **environment},
+    )
 
 
 def node_command(kind: str, settings: Mapping[str, Any]) -> list[str]:
     """Returns the command of a process of Mooncake (node.py)."""
     return [sys.executable, "-m", "seer_sgl.kvpool.node", kind, json.dumps(settings)]
-
-
-def _master_flags(address: str, metrics_port: int) -> dict[str, Any]:
-    host, _, port = address.rpartition(":")
-    return {
-        "rpc_port": int(port),
-        "rpc_address": host,
-        "metrics_port": metrics_port,
-        "metrics_host": "127.0.0.1",
-    }
 
 
 def _client_settings(config: KvPoolConfig, master: str) -> dict[str, str]:
@@ -156,21 +153,9 @@ def _client_settings(config: KvPoolConfig, master: str) -> dict[str, str]:
     }
 
 
-def _store_settings(config: KvPoolConfig, master: str) -> dict[str, str]:
-    return _client_settings(config, master) | {
-        "global_segment_size": str(bytes_of(config.memory)),
-        "local_buffer_size": "0",
-    }
-
-
 def port_environment(config: KvPoolConfig) -> dict[str, str]:
     """Returns the environment of a Mooncake client; it confines ports unless they are open."""
     return {} if config.open_ports else {loopback.ONLY: "1"}
-
-
-def _require_mooncake() -> None:
-    if problem := load_problem():
-        raise ConfigError(f"kv_pool.backend: {problem} (see `seer-sgl doctor`)")
 
 
 async def _answers(address: str) -> bool:
@@ -193,7 +178,7 @@ async def _require_master(
         "global_segment_size": "0",
         "local_buffer_size": str(PROBE_BUFFER_BYTES),
     }
-    node = _Node("probe", settings, log_dir, environment=port_environment(config))
+    node = _node("probe", settings, log_dir, port_environment(config))
     await node.start()
     try:
         async with asyncio.timeout(within_s):
