@@ -9,23 +9,14 @@ from seer_sgl.config import Config, KvPoolConfig, RayEngines, with_values
 from seer_sgl.engine.launch.ray_cluster import open_cluster
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import open_pool
-from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.timing import Timing
+from tests.support.mooncakes import has_memory, until_it_stores
 from tests.support.waiting import until
 
 from .ray_cluster import Nodes
 
 pytestmark = pytest.mark.long
 POOL = KvPoolConfig(backend="mooncake", stores=2, memory="32mb")
-
-
-async def has_memory(master: str, logs: Path) -> bool:
-    """Returns whether an object can be put into the pool and read."""
-    try:
-        async with open_mooncake(with_values(POOL, {"master": master}), logs):
-            return True
-    except ConfigError:
-        return False
 
 
 async def test_store_nodes_are_spread_and_a_lost_one_is_started_elsewhere(
@@ -48,8 +39,7 @@ async def test_store_nodes_are_spread_and_a_lost_one_is_started_elsewhere(
             lost = "is being restarted: its node 127.0.0.1 left the cluster"
             await until(lambda: any(lost in line for line in log_lines))
             await until(lambda: all("segment mounted" in log.read_text() for log in logs))
-            while not await has_memory(pool.master, tmp_path / "probe"):
-                pass  # the master may offer the lost memory for some seconds
+            await until_it_stores(pool.master, tmp_path / "probe")
 
 
 async def test_memory_that_no_node_has_is_one_line(cluster: Nodes, tmp_path: Path) -> None:

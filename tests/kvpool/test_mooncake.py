@@ -1,7 +1,6 @@
 """A real Mooncake on loopback: it starts, is kept alive, and leaves nothing behind."""
 
 import asyncio
-import contextlib
 import os
 import socket
 import sys
@@ -23,57 +22,15 @@ from seer_sgl.processes.supervisor import SupervisedProcess
 from seer_sgl.timing import Timing
 from tests.listening import listeners
 from tests.logs import logged
+from tests.support.mooncakes import DEADLINE_S, has_memory, until_it_stores
 from tests.support.processes import command_of, lives
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
 
-DEADLINE_S = 300.0
-
-# A client in a process of its own, because Mooncake's threads do not end. It ends with status 0
-# once it reads its own data: after the death of nodes, only when they are replaced.
-SET_UP = """
-import os, sys, time
-from mooncake.store import MooncakeDistributedStore
-settings = {
-    "local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE", "protocol": "tcp",
-    "global_segment_size": "0", "local_buffer_size": str(16 << 20),
-    "rdma_devices": "", "master_server_addr": sys.argv[1],
-}
-while (client := MooncakeDistributedStore()).setup(settings) != 0:
-    time.sleep(0.1)
-"""
-WRITE_AND_READ = """
-while True:
-    key, value = os.urandom(8).hex(), os.urandom(1000)
-    if client.put(key, value) == 0 and client.get(key) == value:
-        break
-    time.sleep(0.1)
-os._exit(0)
-"""
-
 
 def config(**keys: Any) -> KvPoolConfig:
     return KvPoolConfig(backend="mooncake", memory="16mb", **keys)
-
-
-async def stores_and_finds(address: str) -> bool:
-    return await client_says(WRITE_AND_READ, address)
-
-
-async def client_says(script: str, address: str) -> bool:
-    client = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", SET_UP + script, address),
-        env={**os.environ, "MC_LOG_LEVEL": "FATAL"},
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        return await asyncio.wait_for(client.wait(), DEADLINE_S) == 0
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            client.kill()
-            await client.wait()
 
 
 def started() -> set[psutil.Process]:
@@ -126,7 +83,7 @@ async def test_master_and_stores_listen_on_loopback_only_and_end_with_the_block(
         assert pool.lines == [f"KV pool: Mooncake master at {pool.address}, 2 x 16mb"]
         (master,) = nodes("mooncake_master")
         assert pool.address in {f"{each.ip}:{each.port}" for each in listeners([master])}
-        assert await stores_and_finds(pool.address)
+        assert await has_memory(pool.address, tmp_path)
         by_process = {store: listeners([store]) for store in nodes("store")}
         assert [len(ports) >= 2 for ports in by_process.values()] == [True, True]
         for ports in (listeners([master]), *by_process.values()):
@@ -190,7 +147,7 @@ async def test_a_killed_master_is_restarted_and_the_stores_join_it(
         victim.kill()
         await until(lambda: bool(nodes(kind) - {victim}), DEADLINE_S)
         assert "master is being restarted" in pool.lines[-1]
-        assert await stores_and_finds(pool.address)
+        await until_it_stores(pool.address, tmp_path)
         assert nodes("store") == stores
 
 
@@ -202,7 +159,7 @@ async def test_a_mooncake_that_runs_already_is_joined_and_nothing_started(tmp_pa
             assert address == pool.address
             assert started() == before
         assert pool.lines == lines
-        assert await stores_and_finds(pool.address), "and the running one stays unchanged"
+        assert await has_memory(pool.address, tmp_path), "and the running one stays unchanged"
 
 
 async def test_something_that_is_no_mooncake_is_refused_by_the_keys_name(tmp_path: Path) -> None:
