@@ -186,13 +186,6 @@ async def test_a_hostile_frame_closes_its_socket_only(
     assert list(hub_of(server).hub.of("g")) == [0, 1]
 
 
-async def test_who_has_not_said_hello_drafts_with_nobody(server: LinkServer) -> None:
-    frames = (Deltas([Delta("g", 0, 0, b"abcd")]), Hello(messages.PROTOCOL + 1, "new", 0, 1))
-    async with raw_socket(server, *frames) as socket:
-        assert await closed(socket)
-    assert "g" not in hub_of(server).hub
-
-
 async def test_a_reader_that_stops_holds_up_nobody_and_no_memory(
     server: LinkServer, driver: HubClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,28 +142,6 @@ async def test_without_the_token_nobody_gets_in(server: LinkServer, scheme: str)
     assert refused.value.status == 401
 
 
-async def test_an_engine_with_a_wrong_token_is_never_heard(
-    server: LinkServer, received: Received
-) -> None:
-    refused = 0
-
-    async def counted(request: web.Request) -> web.StreamResponse:
-        nonlocal refused
-        response = await server.serve(request)
-        refused += response.status == 401
-        return response
-
-    async with serving(counted, free_port()) as url:
-        stranger = LinkServer()
-        stranger.url = url
-        async with engine(stranger) as wrong, engine(server) as right:
-            wrong.send(KvStored("wrong", True))
-            await until(lambda: refused >= 3)
-            right.send(KvStored("right", True))
-            assert await received.all_of(right) == [("right", True)]
-            assert server.linked("one")
-
-
 async def test_another_protocol_is_refused(server: LinkServer, received: Received) -> None:
     frames = (Hello(messages.PROTOCOL + 1, "new", 0, 1), KvStored("g.0.c1/", True))
     async with raw_socket(server, *frames) as socket:
