@@ -47,12 +47,15 @@ class RolloutJournal:
     """A journal's folder, locked, for one rollout. Use it as a context manager.
 
     `stored`: what it has of that rollout; None for a new one. `extend`: prompts may be added.
+    The constructor raises JournalError, and closes the folder, if its file is damaged.
     """
 
-    def __init__(
-        self, folder: JournalFolder, stored: StoredRollout | None, *, extend: bool = False
-    ) -> None:
-        self.stored = stored
+    def __init__(self, folder: JournalFolder, *, extend: bool = False) -> None:
+        try:
+            self.stored = read(folder) if folder.file.exists() else None
+        except BaseException:
+            folder.close()
+            raise
         self.restored = Restored()
         self._folder = folder
         self._extend = extend
@@ -64,18 +67,15 @@ class RolloutJournal:
 
         Raises JournalError if the folder has an unfinished rollout or cannot be used.
         """
-        folder = JournalFolder(Path(path), create=True)
-        try:
-            before = read(folder) if folder.file.exists() else None
-            if before is not None and before.complete is None:
-                raise JournalError(
-                    f"{folder.name}: it has an unfinished rollout; continue it by --resume, or "
-                    "remove it"
-                )
-        except BaseException:
-            folder.close()
-            raise
-        return cls(folder, None)
+        journal = cls.begin_or_resume(path)
+        if journal.stored is not None and journal.stored.complete is None:
+            journal.close()
+            raise JournalError(
+                f"{journal.name}: it has an unfinished rollout; continue it by --resume, or "
+                "remove it"
+            )
+        journal.stored = None
+        return journal
 
     @classmethod
     def resume(cls, path: Path | str, *, extend: bool = False) -> Self:
@@ -83,25 +83,16 @@ class RolloutJournal:
 
         Raises JournalError if there is none, if it is damaged, or if a living process uses it.
         """
-        folder = JournalFolder(Path(path), create=False)
-        try:
-            stored = read(folder)
-            if stored is None:
-                raise JournalError(f"{folder.name}: it is empty; nothing is there to resume")
-        except BaseException:
-            folder.close()
-            raise
-        return cls(folder, stored, extend=extend)
+        journal = cls(JournalFolder(Path(path), create=False), extend=extend)
+        if journal.stored is None:
+            journal.close()
+            raise JournalError(f"{journal.name}: it is empty; nothing is there to resume")
+        return journal
 
     @classmethod
     def begin_or_resume(cls, path: Path | str) -> Self:
         """Returns the journal of the rollout in a folder, or of a new one. Raises JournalError."""
-        folder = JournalFolder(Path(path), create=True)
-        try:
-            return cls(folder, read(folder) if folder.file.exists() else None)
-        except BaseException:
-            folder.close()
-            raise
+        return cls(JournalFolder(Path(path), create=True))
 
     def __enter__(self) -> Self:
         return self
