@@ -95,7 +95,7 @@ async def _roll_out(
     observers: Sequence[Observer],
     journal: RolloutJournal | None,
 ) -> RolledOut:
-    """Rolls out. `journal`: of a rollout that continues; None for a new one."""
+    """Rolls out. `journal`: of a rollout that begins or continues; None: it has none."""
     out, requests = samples.parent, sum(prompt.n for prompt in prompts)
     with _reserve(out) as release:
         async with rollout:
@@ -109,7 +109,7 @@ async def _roll_out(
                     all_observers = [writer, progress, *observers]
                     if journal is None:
                         groups = rollout.run(prompts, all_observers)
-                    else:
+                    else:  # a new journal begins
                         groups = rollout.resume(journal, prompts, all_observers)
                     async for _ in groups:
                         pass
@@ -131,20 +131,17 @@ async def _roll_out(
             return RolledOut(prompts, rollout.report())
 
 
-@contextlib.contextmanager
-def _journal(config: Config, resume: Resume | None) -> Iterator[RolloutJournal | None]:
-    """Opens the journal of a rollout that continues; yields None for a new rollout.
+def _journal(
+    config: Config, resume: Resume | None
+) -> contextlib.AbstractContextManager[RolloutJournal | None]:
+    """Opens the journal before engines start, which takes minutes; None without one.
 
-    Raises JournalError, also if the journal of a new rollout cannot begin.
+    Raises JournalError.
     """
     if resume is not None:
-        with RolloutJournal.resume(resume.folder, extend=resume.extend) as journal:
-            yield journal
-        return
-    if config.rollout.journal is not None:
-        with RolloutJournal.begin(config.rollout.journal):
-            pass  # engines take minutes to start
-    yield None
+        return RolloutJournal.resume(resume.folder, extend=resume.extend)
+    folder = config.rollout.journal
+    return contextlib.nullcontext() if folder is None else RolloutJournal.begin(folder)
 
 
 def _has_samples_of(out: Path, journal: RolloutJournal | None) -> bool:
