@@ -6,7 +6,6 @@ sampling.
 Every error message names the file and the line (or the position in a Python sequence).
 """
 
-import copy
 import itertools
 from array import array
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -56,7 +55,7 @@ PromptLike = Prompt | PromptRecord | Mapping[str, Any] | str
 _decoder = msgspec.json.Decoder(PromptRecord)
 
 
-class PromptReader:
+class PromptReader(msgspec.Struct, frozen=True):
     """Turns the user's prompts into Prompts.
 
     `n`: samples of a prompt without its own `n`. `vocab_size` and `max_prompt_len` (tokens; None:
@@ -65,30 +64,18 @@ class PromptReader:
     None: they are refused.
     """
 
-    def __init__(
-        self,
-        n: int,
-        tokenizer: Tokenizer | None,
-        vocab_size: int | None,
-        max_prompt_len: int | None,
-        sampling: Sampling = NEUTRAL,
-        *,
-        no_chats: str | None = None,
-        images: ImageReader | None = None,
-    ) -> None:
-        self._n = n
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._max_prompt_len = max_prompt_len
-        self._sampling = sampling
-        self._no_chats = no_chats
-        self._images = images
+    n: int
+    tokenizer: Tokenizer | None
+    vocab_size: int | None
+    max_prompt_len: int | None
+    sampling: Sampling = NEUTRAL
+    no_chats: str | None = None
+    images: ImageReader | None = None
 
     def of_body(self) -> "PromptReader":
         """Returns a reader of the prompts of one body of a client, which holds an image once."""
-        reader = copy.copy(self)
-        reader._images = None if self._images is None else self._images.of_body()
-        return reader
+        images = None if self.images is None else self.images.of_body()
+        return msgspec.structs.replace(self, images=images)
 
     def read(self, path: Path, limit: int | None = None) -> list[Prompt]:
         """Returns the first `limit` prompts of a JSONL file.
@@ -158,8 +145,8 @@ class PromptReader:
             problem = unwritable(getattr(record, name, None))
             if problem is not None:
                 raise PromptError(f"{place}: {name}: {problem}")
-        if record.messages is not None and self._no_chats is not None:
-            raise PromptError(f"{place}: messages: {self._no_chats}")
+        if record.messages is not None and self.no_chats is not None:
+            raise PromptError(f"{place}: messages: {self.no_chats}")
         if isinstance(record, Prompt):
             prompt = record
             if not isinstance(prompt.n, int) or not 1 <= prompt.n <= MOST_SAMPLES:
@@ -175,24 +162,26 @@ class PromptReader:
             prompt = Prompt(
                 prompt_id=default_id if record.id is None else str(record.id),
                 prompt_ids=self._ids(record, messages, place),
-                n=record.n or self._n,
+                n=record.n or self.n,
                 text=record.prompt,
                 messages=record.messages,
                 metadata=record.metadata,
-                sampling=self._own_sampling(record.sampling, place),
+                sampling=None
+                if record.sampling is None
+                else overridden(self.sampling, record.sampling, place),
                 image_data=tuple(given),
             )
         ids = prompt.prompt_ids
         if not ids:
             raise PromptError(f"{place}: the prompt is empty")
         values = np.frombuffer(ids, dtype=np.int32)
-        wrong = values[(values < 0) | (values >= (self._vocab_size or LARGEST_ID))]
+        wrong = values[(values < 0) | (values >= (self.vocab_size or LARGEST_ID))]
         if wrong.size:
-            of = f" of {self._vocab_size}" if self._vocab_size else ""
+            of = f" of {self.vocab_size}" if self.vocab_size else ""
             raise PromptError(f"{place}: token id {wrong[0]} is outside the vocabulary{of}")
-        if self._max_prompt_len is not None and len(ids) > self._max_prompt_len:
+        if self.max_prompt_len is not None and len(ids) > self.max_prompt_len:
             raise PromptError(
-                f"{place}: {len(ids)} prompt tokens; the engines accept {self._max_prompt_len} "
+                f"{place}: {len(ids)} prompt tokens; the engines accept {self.max_prompt_len} "
                 "and at least one response token"
             )
         return self._with_images(prompt, place)
@@ -202,22 +191,22 @@ class PromptReader:
         given, ids = prompt.image_data, prompt.prompt_ids
         if not given or prompt.image_tokens:  # this class has read them
             return prompt
-        if self._images is None:
+        if self.images is None:
             raise PromptError(f"{place}: image_data: images are not read here")
-        if self._images.missing(ids, len(given)):
+        if self.images.missing(ids, len(given)):
             raise PromptError(
                 f"{place}: image_data: {len(given)} images, but the prompt has the placeholder "
-                f"{self._images.placeholder} {len(given) + self._images.missing(ids, len(given))} "
+                f"{self.images.placeholder} {len(given) + self.images.missing(ids, len(given))} "
                 "times"
             )
         try:
-            found = self._images.read(given)
+            found = self.images.read(given)
         except ValueError as error:
             raise PromptError(f"{place}: {error}") from error
         return msgspec.structs.replace(prompt, image_data=found.urls, image_tokens=found.tokens)
 
     def _encoded(self, text: str, tokenizer: Tokenizer, place: str) -> "array[int]":
-        most = self._max_prompt_len
+        most = self.max_prompt_len
         if most is not None and is_long(text, most):
             enough = 2 * most  # where pieces meet, there may be a token more
             if count_to(text, tokenizer.encode, enough) > enough:
@@ -227,9 +216,6 @@ class PromptReader:
                 )
         return tokenizer.encode(text)
 
-    def _own_sampling(self, overrides: dict[str, Any] | None, place: str) -> Sampling | None:
-        return None if overrides is None else overridden(self._sampling, overrides, place)
-
     def _ids(
         self, record: PromptRecord, messages: Sequence[dict[str, Any]], place: str
     ) -> "array[int]":
@@ -238,17 +224,17 @@ class PromptReader:
             raise PromptError(f"{place}: give exactly one of prompt, messages and prompt_ids")
         if record.prompt_ids is not None:
             return token_array(record.prompt_ids)
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             raise PromptError(f"{place}: text prompts need a tokenizer: set model.path")
         if record.prompt is not None:
             if not record.prompt:
                 raise PromptError(f"{place}: the prompt is empty")
-            return self._encoded(record.prompt, self._tokenizer, place)
+            return self._encoded(record.prompt, self.tokenizer, place)
         for number, message in enumerate(messages):
             if not isinstance(message.get("role"), str):
                 raise PromptError(f"{place}: messages[{number}] has no role")
         try:
-            return self._tokenizer.apply_chat_template(list(messages))
+            return self.tokenizer.apply_chat_template(list(messages))
         except ValueError as error:
             raise PromptError(f"{place}: {error}") from error
 
