@@ -89,12 +89,22 @@ class Client:
         return tokenizer.encode_part(text)
 
 
-class _Waiting(Observer):
-    """The requests whose trajectories wait for them."""
+class _Session(Observer):
+    """The trajectories of one call: one run of the driver, and the waits for its requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, rollout: "Rollout", run_id: str, observers: Sequence[Observer]) -> None:
+        self.rollout = rollout
+        self.run_id = run_id
+        self.orders = itertools.count()
         self._futures: dict[str, asyncio.Future[Sample]] = {}  # by uid
         self._why: str | None = None  # no more requests are taken
+        self.run = rollout.driver.open_run(
+            [self, *observers],
+            rollout_id=run_id,
+            started_at=time.monotonic(),
+            on_failure="sample",
+            texts=False,
+        )
 
     def future(self, request: Request) -> asyncio.Future[Sample]:
         """Returns the future of a new request. Raises RolloutError if no more are taken."""
@@ -107,11 +117,18 @@ class _Waiting(Observer):
         """Removes a request."""
         self._futures.pop(request.uid, None)
 
-    def fail(self, why: str) -> None:
-        """Ends all waits, and takes no more requests."""
-        self._why = why
-        for uid in list(self._futures):
-            self._fail(uid, why)
+    async def follow(self) -> None:
+        """Ends all waits when the run ends, or the driver, and takes no more requests."""
+        why = ENDED
+        try:
+            async for _ in self.run:
+                pass
+        except RolloutError as error:
+            why = str(error)
+        finally:
+            self._why = why
+            for uid in list(self._futures):
+                self._fail(uid, why)
 
     @override
     def finished(self, request: Request, sample: Sample) -> None:
@@ -136,7 +153,7 @@ class _Waiting(Observer):
 class _Shared:
     """The group of a prompt's trajectories."""
 
-    def __init__(self, session: "_Session", prompt: Prompt, seed: int) -> None:
+    def __init__(self, session: _Session, prompt: Prompt, seed: int) -> None:
         self.rollout = session.rollout
         self.seed = seed
         self._session = session
@@ -206,19 +223,19 @@ class _Shared:
         """Sends a request and returns its sample. A trajectory that leaves aborts it."""
         if self._closed:
             raise RolloutError("a turn of a trajectory that has returned")
-        run, waiting = self._session.run, self._session.waiting
-        future = waiting.future(request)
+        session = self._session
+        future = session.future(request)
         try:
             if self.group.requests:
-                run.grow(self.group, [request])
+                session.run.grow(self.group, [request])
             else:
                 self.group.requests = [request]
-                run.add([self.group])
+                session.run.add([self.group])
             return await future
         finally:
-            waiting.forget(request)
+            session.forget(request)
             if not future.done() or future.cancelled():
-                run.abort(request)
+                session.run.abort(request)
 
     def turn(self, sample: Sample, request: Request) -> Sample:
         """Returns the sample of a request; the tokens that it was given are in its prompt.
@@ -253,34 +270,6 @@ class _Shared:
         self._closed = True
         if self.group.requests:
             self._session.run.complete_group(self.group)
-
-
-class _Session:
-    """The trajectories of one call: one run of the driver."""
-
-    def __init__(self, rollout: "Rollout", run_id: str, observers: Sequence[Observer]) -> None:
-        self.rollout = rollout
-        self.run_id = run_id
-        self.orders = itertools.count()
-        self.waiting = _Waiting()
-        self.run = rollout.driver.open_run(
-            [self.waiting, *observers],
-            rollout_id=run_id,
-            started_at=time.monotonic(),
-            on_failure="sample",
-            texts=False,
-        )
-
-    async def follow(self) -> None:
-        """Ends all waits when the run ends, or the driver."""
-        why = ENDED
-        try:
-            async for _ in self.run:
-                pass
-        except RolloutError as error:
-            why = str(error)
-        finally:
-            self.waiting.fail(why)
 
 
 async def trajectories(
