@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from seer_sgl.bounds import TokenId
-from seer_sgl.types import Prompt, token_array
+from seer_sgl.driver.draft_groups import Responses
+from seer_sgl.types import token_array
 
 from .jsonl import read_jsonl
 
@@ -24,24 +25,13 @@ class _Record(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Record)
 
 
-class History:
-    """Responses by prompt."""
+def read_history(path: Path) -> Responses:
+    """Returns a function from a prompt to its responses in a file, in their order there.
 
-    def __init__(self) -> None:
-        self._responses: dict[bytes, list[array[int]]] = {}
-
-    def add(self, prompt_ids: "array[int]", response_ids: "array[int]") -> None:
-        """Adds one response to a prompt."""
-        self._responses.setdefault(prompt_ids.tobytes(), []).append(response_ids)
-
-    def of(self, prompt: Prompt) -> "list[array[int]]":
-        """Returns all responses to a prompt, in the order of the file."""
-        return self._responses.get(prompt.prompt_ids.tobytes(), [])
-
-
-def read_history(path: Path) -> History:
-    """Returns the responses in a file. Raises ConfigError with file and line."""
-    history = History()
+    Raises ConfigError with file and line.
+    """
+    responses: dict[bytes, list[array[int]]] = {}
     for _, record in read_jsonl(path, KEY, _decoder, "samples"):
-        history.add(token_array(record.prompt_ids), token_array(record.response_ids))
-    return history
+        of_prompt = responses.setdefault(token_array(record.prompt_ids).tobytes(), [])
+        of_prompt.append(token_array(record.response_ids))
+    return lambda prompt: responses.get(prompt.prompt_ids.tobytes(), ())

@@ -5,13 +5,14 @@ from typing import NamedTuple, Self
 
 from seer_sgl.config import Config, LocalEngines
 from seer_sgl.driver.checks import check_pool
+from seer_sgl.driver.draft_groups import Responses
 from seer_sgl.driver.load_tokenizer import tokenizer_of
 from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.engine.launch.process import require_model
 from seer_sgl.errors import ConfigError
 from seer_sgl.scheduling.lengths import KnownLengths
 
-from .history import History, read_history
+from .history import read_history
 from .lengths import read_lengths
 from .model import ModelFacts, model_facts, tokenizer_source
 
@@ -20,7 +21,7 @@ class RolloutInputs(NamedTuple):
     """Lengths and responses of an earlier rollout, the model's own config, and its tokenizer."""
 
     known: KnownLengths | None
-    history: History
+    history: Responses
     facts: ModelFacts
     tokenizer: Tokenizer | None
 
@@ -29,7 +30,7 @@ class RolloutInputs(NamedTuple):
         """Returns the inputs. Raises InputError for an unusable one."""
         lengths, history = config.scheduling.lengths, config.draft.history
         known = None if lengths is None else read_lengths(Path(lengths))
-        earlier = History() if history is None else read_history(Path(history))
+        earlier: Responses = (lambda _: ()) if history is None else read_history(Path(history))
         if isinstance(config.engines, LocalEngines):
             require_model(config.model.path or "")
         facts = model_facts(config.model.path)

@@ -414,7 +414,7 @@ class Rollout:
             gives_up=self._gives_up,
             tokenizer=self.tokenizer,
             known=self._inputs.known,
-            history=self._inputs.history.of,
+            history=self._inputs.history,
             costs=self._costs,
             placement=self._placement,
             max_inflight=self._most_chunks,

@@ -12,7 +12,7 @@ from seer_sgl.config import parse
 from seer_sgl.driver.checks import check_engines
 from seer_sgl.driver.draft_groups import HISTORY_FROM, DraftKeeper
 from seer_sgl.errors import ConfigError
-from seer_sgl.rollout.history import History, read_history
+from seer_sgl.rollout.history import read_history
 from seer_sgl.types import Group
 from tests.helpers import LEFT, make_group, make_reply
 from tests.support.infos import chunk_on, info
@@ -83,12 +83,8 @@ def test_restored_tokens_come_with_the_first_chunk_and_do_not_change_later() -> 
 
 
 def test_history_comes_with_the_first_chunk_as_sequences_after_the_groups_own() -> None:
-    hub, history = FakeHub(), History()
-    group = make_group("g", n=2)
-    history.add(array("i", IDS), array("i", [5]))
-    history.add(array("i", [1]), array("i", [7]))
-    history.add(array("i", IDS), array("i", [6]))
-    keeper = DraftKeeper(hub, history.of)
+    hub, group = FakeHub(), make_group("g", n=2)
+    keeper = DraftKeeper(hub, lambda _: [array("i", [5]), array("i", [6])])
     send(keeper, group, 1)
     send(keeper, group, 0)
     assert hub.heard == [("g", HISTORY_FROM, [5]), ("g", HISTORY_FROM + 1, [6])]
@@ -97,10 +93,12 @@ def test_history_comes_with_the_first_chunk_as_sequences_after_the_groups_own() 
 def test_samples_are_found_by_their_prompt(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     sample = {"group_id": "g", "prompt_ids": IDS, "response_ids": [1, 2], "text": "x"}
-    path.write_text(json.dumps(sample) + "\n\n" + json.dumps(sample | {"response_ids": []}))
+    other = sample | {"prompt_ids": [1], "response_ids": [7]}
+    lines = [sample, other, sample | {"response_ids": []}]
+    path.write_text("\n\n".join(map(json.dumps, lines)))
     history = read_history(path)
-    assert [list(ids) for ids in history.of(make_group().prompt)] == [[1, 2], []]
-    assert history.of(make_group(prompt_len=3).prompt) == []
+    assert [list(ids) for ids in history(make_group().prompt)] == [[1, 2], []]
+    assert history(make_group(prompt_len=3).prompt) == ()
 
 
 @pytest.mark.parametrize(
