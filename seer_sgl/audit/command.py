@@ -3,7 +3,6 @@
 import itertools
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,8 +121,8 @@ async def audit(
         )
         logger.info("server: %s", served.description())
         logger.log(_level(weights), "%s", weights.line)
-        chosen = plan(file.samples, served, request.budget)
-        _check(chosen, file, request)
+        chosen = plan(file, served, request.budget)
+        _check(chosen, request)
         for line in _left_out(file, chosen):
             logger.info("%s", line)
         vocabulary = served.vocab_size or _largest_id(chosen.samples) + 1
@@ -184,7 +183,7 @@ def _report(
         total=file.total,
         samples=len(chosen.samples),
         seed=request.seed,
-        left_out=_merged(file.left_out, chosen.left_out),
+        left_out=chosen.left_out,
         not_generated=chosen.not_generated,
         not_compared=found.not_compared,
         tokens=chosen.tokens,
@@ -216,11 +215,10 @@ def _show(report: AuditReport, console: Console) -> None:
         console.print(f"FAILED {line}", markup=False, soft_wrap=True)
 
 
-def _check(chosen: AuditPlan, file: SampleFile, request: AuditRequest) -> None:
+def _check(chosen: AuditPlan, request: AuditRequest) -> None:
     """Raises ConfigError if no sample is left: an audit of nothing would pass."""
     if not chosen.samples:
-        reasons = _merged(file.left_out, chosen.left_out)
-        listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        listed = ", ".join(f"{count} {reason}" for reason, count in chosen.left_out.items())
         raise ConfigError(f"{request.path}: no sample can be audited ({listed or 'none chosen'})")
 
 
@@ -232,14 +230,10 @@ def _left_out(file: SampleFile, chosen: AuditPlan) -> Iterator[str]:
         f"{len(chosen.samples)} of {file.total} samples ({file.format}), {passes} passes, "
         f"{chosen.tokens:,} tokens"
     )
-    for reason, count in _merged(file.left_out, chosen.left_out).items():
+    for reason, count in chosen.left_out.items():
         yield f"left out: {count} samples, {reason}"
     for reason, count in chosen.not_generated.items():
         yield f"not generated again: {count} samples: {reason}"
-
-
-def _merged(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
-    return dict(Counter(first) + Counter(second))
 
 
 def _level(weights: Provenance) -> int:

@@ -78,10 +78,10 @@ class SampleFile(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, int]
 
 
-def read_sampling(overrides: Iterable[str], base: Sampling = NEUTRAL) -> Sampling:
+def read_sampling(overrides: Iterable[str]) -> Sampling:
     """Returns the sampling parameters of `--set NAME=VALUE`. Raises ConfigError."""
     tree, _ = read_tree(None, list(overrides))
-    return _with(base, tree, "--set")
+    return _with(NEUTRAL, tree, "--set")
 
 
 def read_samples(path: Path, wanted: int, seed: int, sampling: Sampling) -> SampleFile:

@@ -1,12 +1,12 @@
 """What an audit asks the server: its passes, and the samples that a budget of tokens allows."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 import numpy as np
 
+from .formats import SampleFile
 from .recorded import RecordedSample
 from .served import ServedModel
 
@@ -45,7 +45,7 @@ class AuditPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     `generated[i]`: whether sample i is generated again. `tokens`: input and output tokens of all
     passes. `probes`: samples whose prompts get a new response, which is then prefilled.
-    `not_generated`, `left_out`: how many samples, by reason.
+    `not_generated`, `left_out`: how many of the file's chosen samples, by reason.
     """
 
     samples: list[RecordedSample]
@@ -56,14 +56,14 @@ class AuditPlan(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, int]
 
 
-def plan(samples: Sequence[RecordedSample], served: ServedModel, budget: int | None) -> AuditPlan:
-    """Returns what the server can be asked of these samples within a budget of tokens."""
+def plan(file: SampleFile, served: ServedModel, budget: int | None) -> AuditPlan:
+    """Returns what the server can be asked of a file's samples within a budget of tokens."""
     chosen: list[RecordedSample] = []
     generated: list[bool] = []
     not_generated: Counter[str] = Counter()
-    left_out: Counter[str] = Counter()
+    left_out = Counter(file.left_out)
     total = 0
-    for sample in samples:
+    for sample in file.samples:
         reason = _unfit(sample, served)
         if reason is not None:
             left_out[reason] += 1
