@@ -44,39 +44,31 @@ async def run_passes(
     """
     answers = Answers({}, {}, [])
     run = uuid.uuid4().hex  # no earlier audit has used the same part of the cache
+
+    async def prefill(of: Pass, index: int) -> Prefilled:
+        sample = plan.samples[index]
+        answer = await client.prefill(sample, f"audit-{run}-{of.cache}-{index}", top(sample))
+        on_call(of, sample.tokens)
+        return answer
+
+    async def generate(of: Pass, index: int) -> Generated | None:
+        if not plan.generated[index]:
+            return None
+        sample = plan.samples[index]
+        answer = await client.generate(sample, f"audit-{run}-{of.cache}-{index}")
+        on_call(of, sample.tokens)
+        return answer
+
     for audit_pass in PASSES:
         if audit_pass.kind == "generate" and not any(plan.generated):
             continue
         if flush and not audit_pass.warm:
             await client.flush()
-
-        def key(index: int, cache: str = audit_pass.cache) -> str:
-            return f"audit-{run}-{cache}-{index}"
-
+        count, name = len(plan.samples), audit_pass.name
         if audit_pass.kind == "prefill":
-
-            async def prefill(index: int, of: Pass = audit_pass) -> Prefilled:
-                sample = plan.samples[index]
-                answer = await client.prefill(sample, key(index, of.cache), top(sample))
-                on_call(of, sample.tokens)
-                return answer
-
-            answers.prefilled[audit_pass.name] = await _every(
-                len(plan.samples), prefill, audit_pass, batch
-            )
+            answers.prefilled[name] = await _every(count, prefill, audit_pass, batch)
         else:
-
-            async def generate(index: int, of: Pass = audit_pass) -> Generated | None:
-                if not plan.generated[index]:
-                    return None
-                sample = plan.samples[index]
-                answer = await client.generate(sample, key(index, of.cache))
-                on_call(of, sample.tokens)
-                return answer
-
-            answers.generated[audit_pass.name] = await _every(
-                len(plan.samples), generate, audit_pass, batch
-            )
+            answers.generated[name] = await _every(count, generate, audit_pass, batch)
     for number, probe in enumerate(plan.probes):
         again = await client.generate(probe, f"audit-{run}-probe-{number}")
         on_call(PASSES[-1], probe.tokens)
@@ -87,13 +79,15 @@ async def run_passes(
     return answers
 
 
-async def _every(count: int, call: Callable[[int], Awaitable[T]], of: Pass, batch: int) -> list[T]:
+async def _every(
+    count: int, call: Callable[[Pass, int], Awaitable[T]], of: Pass, batch: int
+) -> list[T]:
     """Returns the results of all calls, which run one by one or `batch` at a time."""
     room = asyncio.Semaphore(batch if of.batch else 1)
 
     async def one(index: int) -> T:
         async with room:
-            return await call(index)
+            return await call(of, index)
 
     tasks: Sequence[asyncio.Task[T]] = []
     try:
