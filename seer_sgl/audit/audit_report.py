@@ -101,11 +101,11 @@ def compared(plan: AuditPlan, answers: Answers, *, complete: bool, clip: float) 
         ]
         for name, of_pass in answers.prefilled.items()
     }
-    itself = [
-        comparison
-        for first, second, varies in PAIRS
-        if (comparison := _against_itself(plan, answers, scored, (first, second, varies), clip))
-    ]
+    tokens: dict[str, Sequence[Generated | None]] = {
+        **answers.generated,
+        **{name: _recorded(plan.samples, of_pass) for name, of_pass in scored.items()},
+    }
+    itself = [comparison for pair in PAIRS if (comparison := _against_itself(tokens, pair, clip))]
     itself += _probed(answers, clip)
     tie = min(MOST_TIE, max(LEAST_TIE, TIE_ROUNDINGS * _rounding(itself)))
     passes = [
@@ -160,7 +160,9 @@ def _probed(answers: Answers, clip: float) -> list[SelfComparison]:
 def _closest(sample: RecordedSample, prefilled: F64, generated: Sequence[Generated | None]) -> F64:
     """Returns Compared.closest of one sample. `prefilled`: the differences of its prefill."""
     answers = [again for again in generated if again is not None]
-    equal = min([equal_tokens(sample, again) for again in answers], default=len(prefilled))
+    equal = min(
+        [equal_tokens(sample.response_ids, again.ids) for again in answers], default=len(prefilled)
+    )
     every = np.stack([prefilled, *(again.log_probs - sample.log_probs for again in answers)])
     size = np.where(np.isfinite(every), np.abs(every), np.inf)
     best = every[size.argmin(axis=0), np.arange(every.shape[1])]
@@ -221,7 +223,7 @@ def _generate_report(
     for sample, again, prefilled in zip(samples, generated, scored, strict=True):
         if again is None:
             continue
-        equal = equal_tokens(sample, again)
+        equal = equal_tokens(sample.response_ids, again.ids)
         tokens += len(again.ids)
         same_tokens += equal
         cached += again.cached
@@ -242,24 +244,24 @@ def _generate_report(
     )
 
 
+def _recorded(samples: Sequence[RecordedSample], scored: Sequence[F64]) -> list[Generated]:
+    """Returns the answers of a prefill in the form of a pass that generates the recorded tokens."""
+    pairs = zip(samples, scored, strict=True)
+    return [Generated(sample.response_ids, log_probs, 0) for sample, log_probs in pairs]
+
+
 def _against_itself(
-    plan: AuditPlan,
-    answers: Answers,
-    scored: Mapping[str, Sequence[F64]],
-    pair: tuple[str, str, str],
-    clip: float,
+    tokens: Mapping[str, Sequence[Generated | None]], pair: tuple[str, str, str], clip: float
 ) -> SelfComparison | None:
     """Returns the comparison of two passes; None if one of them did not run."""
     first, second, varies = pair
     changed, differences = 0, []
-    for index, sample in enumerate(plan.samples):
-        one = _series(index, sample, first, answers, scored)
-        other = _series(index, sample, second, answers, scored)
+    for one, other in zip(tokens.get(first, ()), tokens.get(second, ()), strict=False):
         if one is None or other is None:
             continue
-        equal = int(np.argmin(np.append(one[0] == other[0], False)))
-        changed += equal < len(one[0])
-        differences.append((other[1] - one[1])[:equal])
+        equal = equal_tokens(one.ids, other.ids)
+        changed += equal < len(one.ids)
+        differences.append((other.log_probs - one.log_probs)[:equal])
     if not differences:
         return None
     return SelfComparison(
@@ -270,20 +272,6 @@ def _against_itself(
         changed=changed if varies != PREFILL_DECODE else 0,
         log_probs=log_prob_figures(np.concatenate(differences), clip),
     )
-
-
-def _series(
-    index: int,
-    sample: RecordedSample,
-    name: str,
-    answers: Answers,
-    scored: Mapping[str, Sequence[F64]],
-) -> tuple[np.ndarray, F64] | None:
-    """Returns the tokens and log probabilities of one sample in one pass."""
-    if name in scored:
-        return np.array(sample.response_ids), scored[name][index]
-    again = answers.generated[name][index] if name in answers.generated else None
-    return None if again is None else (np.array(again.ids), again.log_probs)
 
 
 def _largest(samples: Sequence[RecordedSample], closest: Sequence[F64]) -> list[LargeDifference]:

@@ -1,6 +1,7 @@
 """Where a response that was generated again leaves the recorded one, and how close the two were."""
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -36,14 +37,10 @@ class FirstDifference(msgspec.Struct, frozen=True, kw_only=True):
     agree_after: float | None
 
 
-def equal_tokens(sample: RecordedSample, again: Generated) -> int:
-    """Returns the number of equal tokens before the first difference."""
-    for position, (recorded, generated) in enumerate(
-        zip(sample.response_ids, again.ids, strict=True)
-    ):
-        if recorded != generated:
-            return position
-    return len(again.ids)
+def equal_tokens(one: Sequence[int], other: Sequence[int]) -> int:
+    """Returns the number of equal tokens before the first difference of two equally long lists."""
+    pairs = enumerate(zip(one, other, strict=True))
+    return next((position for position, (a, b) in pairs if a != b), len(one))
 
 
 def first_difference(
@@ -54,7 +51,7 @@ def first_difference(
     `prefilled` [response tokens]: the server's log probabilities of the recorded tokens, NaN where
     they are unknown. `tie`: gaps up to it are within rounding.
     """
-    position = equal_tokens(sample, again)
+    position = equal_tokens(sample.response_ids, again.ids)
     if position == len(again.ids):
         return None
     after = position + 1

@@ -79,7 +79,7 @@ def test_a_greedy_gap_is_the_difference_of_two_log_probabilities() -> None:
     assert found.near_tie
     assert (found.tokens_after, found.agree_after) == (1, 1.0)
     assert first_difference(sample, again([5, 6, 7]), server, tie=0.06) is None
-    assert equal_tokens(sample, again([5, 6, 9])) == 2
+    assert equal_tokens([5, 6, 7], [5, 6, 9]) == 2
 
 
 def test_a_gap_that_the_noise_does_not_explain_is_unknown() -> None:
