@@ -22,7 +22,7 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.link.hub import DraftSink
-from seer_sgl.link.server import OnRates, OnStored
+from seer_sgl.link.server import LinkServer
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
 from seer_sgl.sampling import Sampling
@@ -80,23 +80,12 @@ class ImposedEngine(HttpEngine):
         return msgspec.structs.replace(reply, finish="stop") if len(reply.ids) == left else reply
 
 
-class NoLink:
-    """The link of servers that report nothing."""
-
-    def __init__(self) -> None:
-        self.on_stored: OnStored = lambda *_: None
-        self.on_rates: OnRates = lambda _: None
-
-    def forget(self, instance: str, uid: str, keep: int) -> None:
-        """Does nothing: there is no pool."""
-
-
 class ImposedFleet:
-    """Servers that already run, without pool and drafts."""
+    """Servers that already run, without pool and drafts: no plugin connects to their link."""
 
     def __init__(self, engines: Sequence[ImposedEngine]) -> None:
         self.engines = engines
-        self.link = NoLink()
+        self.link = LinkServer()
         self.drafts: DraftSink | None = None
 
 
