@@ -27,7 +27,7 @@ from seer_sgl.traces.trace import Trace
 from .answer import Question, WhatIfAnswer, answer, simulations
 from .chosen import chosen_keys, described
 from .constants import measured_engine
-from .estimate import Progress
+from .estimate import progress
 from .orders import CHUNK
 from .page import print_page
 from .profiles import DEFAULT_MODEL, measured_profile, profile
@@ -102,8 +102,8 @@ class WhatIf:
     def ask(self) -> WhatIfAnswer:
         """Simulates everything. Raises ConfigError if a trace cannot be simulated."""
         question = self._question()
-        progress = Progress(simulations(question), lambda step: logger.info("%s", step))
-        self._found = answer(question, progress)
+        notice = progress(simulations(question), lambda step: logger.info("%s", step))
+        self._found = answer(question, notice)
         return self._found
 
     async def replay(self) -> None:

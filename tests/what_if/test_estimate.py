@@ -1,13 +1,13 @@
 """The estimate that is logged while orders are simulated."""
 
-from seer_sgl.what_if.estimate import Progress
+from seer_sgl.what_if.estimate import progress
 
 
 def said(seconds: float) -> list[str]:
     lines, times = list[str](), iter([0.0, seconds])
-    progress = Progress(20, lines.append, lambda: next(times))
+    notice = progress(20, lines.append, lambda: next(times))
     for step in ("a", "b", "c"):
-        progress(step)
+        notice(step)
     return lines
 
 

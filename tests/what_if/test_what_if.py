@@ -179,7 +179,7 @@ def test_the_estimate_counts_the_simulations(
         return str
 
     monkeypatch.setattr("seer_sgl.sim.variants.simulate", counted)
-    monkeypatch.setattr("seer_sgl.what_if.command.Progress", progress)
+    monkeypatch.setattr("seer_sgl.what_if.command.progress", progress)
     answer(what_if, "even.csv", "--engines", "2", "--draws", "1")
     assert said == [len(runs)]
 
