@@ -128,15 +128,9 @@ async def audit(
         vocabulary = served.vocab_size or _largest_id(chosen.samples) + 1
         candidates = min(CANDIDATES, vocabulary)
         answers = await _asked(client, chosen, request, candidates, log)
-    report = _report(
-        request,
-        file,
-        chosen,
-        answers,
-        served=served,
-        weights=weights,
-        complete=candidates == served.vocab_size,
-    )
+    complete = candidates == served.vocab_size
+    found = compared(chosen, answers, complete=complete, clip=request.clip)
+    report = _report(request, file, chosen, found, served=served, weights=weights)
     with explained(out / RESULT):
         encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
         (out / RESULT).write_bytes(encoded + b"\n")
@@ -170,13 +164,11 @@ def _report(
     request: AuditRequest,
     file: SampleFile,
     chosen: AuditPlan,
-    answers: Answers,
+    found: Compared,
     *,
     served: ServedModel,
     weights: Provenance,
-    complete: bool,
 ) -> AuditReport:
-    found: Compared = compared(chosen, answers, complete=complete, clip=request.clip)
     return AuditReport(
         file=str(request.path),
         format=file.format,
