@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.errors import ConfigError, PromptError
 from seer_sgl.link.tokenizer import TokenizerSource
 from seer_sgl.rollout.model import tokenizer_source
-from seer_sgl.rollout.reading import CHAT, TEXTS, difference, own_reading
+from seer_sgl.rollout.reading import CHAT, difference, own_reading
 from tests.fake_sglang import FakeSGLang, serving
 
 
@@ -190,8 +189,3 @@ def test_the_tokenizer_is_loaded_with_the_flags_of_the_engines(
 ) -> None:
     config = parse({"model": {"path": "m"}, "engines": {"sglang": flags}})
     assert tokenizer_source(config) == TokenizerSource(tokenizer_path="m", model_path="m", **wanted)
-
-
-def test_the_texts_contain_what_tokenizers_treat_differently(tmp_path: Path) -> None:
-    text = "".join(TEXTS)
-    assert all(part in text for part in ("\ufffd", "\u0301", "ﬁ", "\n\n", "  ", "日", "\u200d"))
