@@ -17,9 +17,7 @@ from tests.what_if.endless import LENGTHS, PROMPTS, EndlessSGLang, write_trace
 CHUNK = 16
 
 
-async def replayed(
-    tmp_path: Path, fakes: Sequence[FakeSGLang], *, rounds: int = 2, measure: bool = False
-) -> WhatIf:
+async def replayed(tmp_path: Path, fakes: Sequence[FakeSGLang], *, rounds: int = 2) -> WhatIf:
     async with serving_all(list(fakes)) as urls:
         request = WhatIfRequest(
             traces=[write_trace(tmp_path / "t.csv")],
@@ -30,8 +28,6 @@ async def replayed(
             overrides=[f"scheduling.chunk_tokens={CHUNK}"],
         )
         asked = WhatIf(request)
-        if measure:
-            await asked.measure()
         await asyncio.to_thread(asked.ask)
         await asked.replay()
     return asked

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from seer_sgl.errors import BadReply, ConfigError, EngineUnavailable
 from seer_sgl.what_if.command import WhatIf, WhatIfRequest
@@ -77,18 +76,8 @@ async def test_a_reply_with_another_number_of_tokens_is_not_timed() -> None:
 
 
 async def test_a_reply_that_is_no_object_is_named() -> None:
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(text="[]")
-
-    app = web.Application()
-    app.add_routes([web.post("/generate", answer)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
+    fake = FakeSGLang()
+    fake.faults.append("garbage a list")
+    async with serving(fake) as url:
         with pytest.raises(BadReply, match="Expected `object`"):
-            await timed(f"http://127.0.0.1:{port}")
-    finally:
-        await runner.cleanup()
+            await timed(url)

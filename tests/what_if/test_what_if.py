@@ -99,14 +99,6 @@ def test_several_traces_are_several_draws(what_if: WhatIf) -> None:
     assert [each["source"] for each in found["draws"]] == ["samples.jsonl", "even.csv"]
 
 
-def test_a_folder_has_a_trace_per_step(what_if: WhatIf, tmp_path: Path) -> None:
-    (tmp_path / "steps").mkdir()
-    for step in ("9", "10"):
-        write_trace(tmp_path / "steps" / f"{step}.jsonl")
-    found = answer(what_if, "steps", *SMALL, *CHOSEN)
-    assert [each["source"] for each in found["draws"]] == ["10.jsonl", "9.jsonl"]
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
