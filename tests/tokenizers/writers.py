@@ -1,7 +1,7 @@
 """Writes tokenizer files in the form of released families."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,11 @@ CHATML = (
 )
 
 
-def _saved(tokenizer: Tokenizer, folder: Path, settings: Mapping[str, Any]) -> int:
+def _saved(tokenizer: Tokenizer, folder: Path, **settings: Any) -> int:
     """Writes `tokenizer.json` and `tokenizer_config.json`, and returns the number of tokens."""
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    stored = {"clean_up_tokenization_spaces": False, **settings}
+    (folder / "tokenizer_config.json").write_text(json.dumps(stored))
     return int(tokenizer.get_vocab_size())
 
 
@@ -37,7 +38,12 @@ def _chatml(*more: str) -> list[Special]:
 
 
 def write_qwen(
-    folder: Path, *, think: bool = False, more: Sequence[str] = (), **settings: Any
+    folder: Path,
+    *,
+    think: bool = False,
+    more: Sequence[str] = (),
+    chat_template: str = CHATML,
+    **settings: Any,
 ) -> int:
     """Writes the files, and returns the number of tokens. `more`: special tokens."""
     tokenizer = byte_level([QWEN], _chatml(*more), normalizer=normalizers.NFC())
@@ -46,21 +52,18 @@ def write_qwen(
     return _saved(
         tokenizer,
         folder,
-        {
-            "add_bos_token": False,
-            "add_prefix_space": False,
-            "bos_token": None,
-            "chat_template": CHATML,
-            "clean_up_tokenization_spaces": False,
-            "eos_token": "<|im_end|>",
-            "errors": "replace",
-            "model_max_length": 131072,
-            "pad_token": "<|endoftext|>",
-            "split_special_tokens": False,
-            "tokenizer_class": "Qwen2Tokenizer",
-            "unk_token": None,
-            **settings,
-        },
+        add_bos_token=False,
+        add_prefix_space=False,
+        bos_token=None,
+        chat_template=chat_template,
+        eos_token="<|im_end|>",
+        errors="replace",
+        model_max_length=131072,
+        pad_token="<|endoftext|>",
+        split_special_tokens=False,
+        tokenizer_class="Qwen2Tokenizer",
+        unk_token=None,
+        **settings,
     )
 
 
@@ -70,22 +73,19 @@ def write_llama2(folder: Path) -> int:
     return _saved(
         tokenizer,
         folder,
-        {
-            "add_bos_token": True,
-            "add_eos_token": False,
-            "bos_token": _added("<s>"),
-            "eos_token": _added("</s>"),
-            "unk_token": _added("<unk>"),
-            "chat_template": "{% for m in messages %}{{ bos_token }}[INST] {{ m['content'] }}"
-            " [/INST]{% endfor %}",
-            "clean_up_tokenization_spaces": False,
-            "legacy": False,
-            "model_max_length": 1000000000000000019884624838656,
-            "pad_token": None,
-            "padding_side": "right",
-            "sp_model_kwargs": {},
-            "tokenizer_class": "LlamaTokenizer",
-        },
+        add_bos_token=True,
+        add_eos_token=False,
+        bos_token=_added("<s>"),
+        eos_token=_added("</s>"),
+        unk_token=_added("<unk>"),
+        chat_template="{% for m in messages %}{{ bos_token }}[INST] {{ m['content'] }}"
+        " [/INST]{% endfor %}",
+        legacy=False,
+        model_max_length=1000000000000000019884624838656,
+        pad_token=None,
+        padding_side="right",
+        sp_model_kwargs={},
+        tokenizer_class="LlamaTokenizer",
     )
 
 
@@ -97,17 +97,15 @@ def write_llama3(folder: Path) -> int:
     return _saved(
         tokenizer,
         folder,
-        {
-            "bos_token": "<|begin_of_text|>",
-            "eos_token": "<|eot_id|>",
-            "chat_template": "{{ bos_token }}{% for m in messages %}<|start_header_id|>"
-            "{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
-            "<|start_header_id|>assistant<|end_header_id|>\n\n",
-            "clean_up_tokenization_spaces": True,
-            "model_input_names": ["input_ids", "attention_mask"],
-            "model_max_length": 131072,
-            "tokenizer_class": "PreTrainedTokenizerFast",
-        },
+        bos_token="<|begin_of_text|>",
+        eos_token="<|eot_id|>",
+        chat_template="{{ bos_token }}{% for m in messages %}<|start_header_id|>"
+        "{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        clean_up_tokenization_spaces=True,
+        model_input_names=["input_ids", "attention_mask"],
+        model_max_length=131072,
+        tokenizer_class="PreTrainedTokenizerFast",
     )
 
 
@@ -118,21 +116,18 @@ def write_deepseek(folder: Path) -> int:
     return _saved(
         tokenizer,
         folder,
-        {
-            "add_bos_token": True,
-            "add_eos_token": False,
-            "bos_token": _added(names[0], normalized=True),
-            "eos_token": _added(names[1], normalized=True),
-            "pad_token": _added(names[1], normalized=True),
-            "chat_template": "{{ bos_token }}{% for m in messages %}<｜User｜>{{ m['content'] }}"
-            "{% endfor %}{% if add_generation_prompt %}<｜Assistant｜>{% endif %}",
-            "clean_up_tokenization_spaces": False,
-            "legacy": True,
-            "model_max_length": 131072,
-            "sp_model_kwargs": {},
-            "unk_token": None,
-            "tokenizer_class": "LlamaTokenizerFast",
-        },
+        add_bos_token=True,
+        add_eos_token=False,
+        bos_token=_added(names[0], normalized=True),
+        eos_token=_added(names[1], normalized=True),
+        pad_token=_added(names[1], normalized=True),
+        chat_template="{{ bos_token }}{% for m in messages %}<｜User｜>{{ m['content'] }}"
+        "{% endfor %}{% if add_generation_prompt %}<｜Assistant｜>{% endif %}",
+        legacy=True,
+        model_max_length=131072,
+        sp_model_kwargs={},
+        unk_token=None,
+        tokenizer_class="LlamaTokenizerFast",
     )
 
 
@@ -140,13 +135,13 @@ def write_mistral_tekken(folder: Path) -> int:
     """Writes the files, and returns the number of tokens."""
     special = [Special(text) for text in ("<s>", "</s>", "[INST]", "[/INST]")]
     tokenizer = byte_level([TEKKEN], special, bos="<s>", ignore_merges=True)
-    return _saved(tokenizer, folder, _mistral("PreTrainedTokenizerFast"))
+    return _saved(tokenizer, folder, **_mistral("PreTrainedTokenizerFast"))
 
 
 def write_mistral_pieces(folder: Path) -> int:
     """Writes the files, and returns the number of tokens."""
     tokenizer = sentencepiece_like([Special("[INST]"), Special("[/INST]")], bos="<s>", prepend=True)
-    return _saved(tokenizer, folder, _mistral("LlamaTokenizer"))
+    return _saved(tokenizer, folder, **_mistral("LlamaTokenizer"))
 
 
 def _mistral(tokenizer_class: str) -> dict[str, Any]:
@@ -172,22 +167,19 @@ def write_gemma(folder: Path, *, more: Sequence[str] = (), **settings: Any) -> i
     return _saved(
         tokenizer,
         folder,
-        {
-            "add_bos_token": True,
-            "add_eos_token": False,
-            "bos_token": "<bos>",
-            "eos_token": "<eos>",
-            "unk_token": "<unk>",
-            "chat_template": "{{ bos_token }}{% for m in messages %}<start_of_turn>"
-            "{{ m['role'] }}\n{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
-            "<start_of_turn>model\n",
-            "clean_up_tokenization_spaces": False,
-            "sp_model_kwargs": {},
-            "spaces_between_special_tokens": False,
-            "tokenizer_class": "GemmaTokenizer",
-            "use_default_system_prompt": False,
-            **settings,
-        },
+        add_bos_token=True,
+        add_eos_token=False,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        chat_template="{{ bos_token }}{% for m in messages %}<start_of_turn>"
+        "{{ m['role'] }}\n{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
+        "<start_of_turn>model\n",
+        sp_model_kwargs={},
+        spaces_between_special_tokens=False,
+        tokenizer_class="GemmaTokenizer",
+        use_default_system_prompt=False,
+        **settings,
     )
 
 
@@ -198,18 +190,15 @@ def write_glm(folder: Path) -> int:
     return _saved(
         tokenizer,
         folder,
-        {
-            "clean_up_tokenization_spaces": False,
-            "chat_template": "[gMASK]<sop>{% for m in messages %}<|{{ m['role'] }}|>\n"
-            "{{ m['content'] }}{% endfor %}<|assistant|>",
-            "do_lower_case": False,
-            "eos_token": "<|user|>",
-            "model_input_names": ["input_ids", "attention_mask"],
-            "model_max_length": 128000,
-            "pad_token": "<|endoftext|>",
-            "remove_space": False,
-            "tokenizer_class": "PreTrainedTokenizer",
-        },
+        chat_template="[gMASK]<sop>{% for m in messages %}<|{{ m['role'] }}|>\n"
+        "{{ m['content'] }}{% endfor %}<|assistant|>",
+        do_lower_case=False,
+        eos_token="<|user|>",
+        model_input_names=["input_ids", "attention_mask"],
+        model_max_length=128000,
+        pad_token="<|endoftext|>",
+        remove_space=False,
+        tokenizer_class="PreTrainedTokenizer",
     )
 
 
@@ -221,16 +210,13 @@ def write_gpt_oss(folder: Path) -> int:
     return _saved(
         tokenizer,
         folder,
-        {
-            "bos_token": "<|startoftext|>",
-            "eos_token": "<|return|>",
-            "pad_token": "<|endoftext|>",
-            "chat_template": "{% for m in messages %}<|start|>{{ m['role'] }}<|message|>"
-            "{{ m['content'] }}<|end|>{% endfor %}<|start|>assistant",
-            "clean_up_tokenization_spaces": False,
-            "model_input_names": ["input_ids", "attention_mask"],
-            "tokenizer_class": "PreTrainedTokenizerFast",
-        },
+        bos_token="<|startoftext|>",
+        eos_token="<|return|>",
+        pad_token="<|endoftext|>",
+        chat_template="{% for m in messages %}<|start|>{{ m['role'] }}<|message|>"
+        "{{ m['content'] }}<|end|>{% endfor %}<|start|>assistant",
+        model_input_names=["input_ids", "attention_mask"],
+        tokenizer_class="PreTrainedTokenizerFast",
     )
 
 
@@ -243,21 +229,18 @@ def write_phi3(folder: Path) -> int:
     return _saved(
         tokenizer,
         folder,
-        {
-            "add_bos_token": False,
-            "add_eos_token": False,
-            "bos_token": "<s>",
-            "eos_token": "<|endoftext|>",
-            "pad_token": "<|endoftext|>",
-            "unk_token": "<unk>",
-            "chat_template": "{% for m in messages %}<|user|>\n{{ m['content'] }}<|end|>\n"
-            "{% endfor %}<|assistant|>\n",
-            "clean_up_tokenization_spaces": False,
-            "legacy": False,
-            "padding_side": "left",
-            "sp_model_kwargs": {},
-            "tokenizer_class": "LlamaTokenizer",
-        },
+        add_bos_token=False,
+        add_eos_token=False,
+        bos_token="<s>",
+        eos_token="<|endoftext|>",
+        pad_token="<|endoftext|>",
+        unk_token="<unk>",
+        chat_template="{% for m in messages %}<|user|>\n{{ m['content'] }}<|end|>\n"
+        "{% endfor %}<|assistant|>\n",
+        legacy=False,
+        padding_side="left",
+        sp_model_kwargs={},
+        tokenizer_class="LlamaTokenizer",
     )
 
 
@@ -267,19 +250,14 @@ def write_phi4(folder: Path) -> int:
     return _saved(
         tokenizer,
         folder,
-        {
-            "add_prefix_space": False,
-            "bos_token": "<|endoftext|>",
-            "eos_token": "<|im_end|>",
-            "pad_token": "<|endoftext|>",
-            "unk_token": "<|endoftext|>",
-            "chat_template": CHATML.replace(
-                "\n{{ message['content']", "<|im_sep|>{{ message['content']"
-            ),
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": 16384,
-            "tokenizer_class": "GPT2Tokenizer",
-        },
+        add_prefix_space=False,
+        bos_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        unk_token="<|endoftext|>",
+        chat_template=CHATML.replace("\n{{ message['content']", "<|im_sep|>{{ message['content']"),
+        model_max_length=16384,
+        tokenizer_class="GPT2Tokenizer",
     )
 
 
