@@ -14,6 +14,7 @@ from seer_sgl.audit.formats import SampleFile, read_samples, read_sampling
 from seer_sgl.audit.recorded import labels
 from seer_sgl.errors import ConfigError
 from seer_sgl.sampling import NEUTRAL
+from tests.traces.slime import dumped
 
 from .scoring_sglang import sample_line, write_lines
 
@@ -116,30 +117,6 @@ def test_samples_whose_prompts_have_images_are_left_out(tmp_path: Path) -> None:
     file = read(path)
     assert [sample.name for sample in file.samples] == ["line 2"]
     assert file.left_out == {"with images": 2}
-
-
-def dumped(**changed: Any) -> dict[str, Any]:
-    """Returns a sample as `Sample.to_dict` of slime writes it (slime/utils/types.py, 624b824)."""
-    return {
-        "group_index": 3,
-        "index": 25,
-        "rollout_id": None,
-        "prompt": "p",
-        "tokens": [5, 6, 7, 8, 9],
-        "multimodal_inputs": None,
-        "response": "r",
-        "response_length": 3,
-        "label": "42",
-        "reward": 1.0,
-        "loss_mask": [1, 1, 1],
-        "weight_versions": ["7"],
-        "rollout_log_probs": [-0.1, -0.2, -0.3],
-        "remove_sample": False,
-        "status": "completed",
-        "metadata": {"a": 1},
-        "spec_info": {"spec_verify_ct": 0, "completion_token_num": 0},
-        **changed,
-    }
 
 
 def test_a_dump_of_slime_has_prompt_response_and_log_probs(tmp_path: Path) -> None:

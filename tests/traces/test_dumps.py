@@ -11,6 +11,7 @@ import pytest
 from seer_sgl.errors import ConfigError
 from seer_sgl.traces.reading import read_trace
 from seer_sgl.traces.trace import Trace
+from tests.traces.slime import dumped
 
 DUMPS = Path(__file__).parent / "dumps"
 # By file: the format; prompt tokens and response lengths of each group.
@@ -45,31 +46,16 @@ def test_failed_requests_are_left_out_and_counted() -> None:
     assert "Failed requests, left out: 1." in read_trace(DUMPS / "inference-perf.json").assumed
 
 
-def dumped(**changed: Any) -> dict[str, Any]:
-    """A sample as `Sample.to_dict` of slime gives it (slime/utils/types.py, 624b824)."""
-    sample = {
-        "group_index": 0,
-        "index": 0,
-        "tokens": [1, 2, 3, 7, 8],
-        "response": "r",
-        "response_length": 2,
-        "loss_mask": None,
-        "status": "completed",
-        "trace": {"events": []},
-    }
-    return sample | changed
-
-
 def test_a_dump_of_slime_has_groups_prompts_and_lengths(tmp_path: Path) -> None:
     import torch
 
     path = tmp_path / "3.pt"
-    tool = dumped(group_index=1, index=2, tokens=[4, 5, 6, 6, 6], response_length=3)
-    tool["loss_mask"] = [1, 0, 1]
-    torch.save({"rollout_id": 3, "samples": [dumped(), dumped(index=1), tool]}, path)
+    whole = dumped(index=26, loss_mask=None)
+    tool = dumped(group_index=4, index=32, loss_mask=[1, 0, 1])
+    torch.save({"rollout_id": 3, "samples": [dumped(), whole, tool]}, path)
     trace = read_trace(path)
     assert trace.format == "slime's debug rollout data"
-    assert shape(trace) == [(3, [2, 2]), (2, [2])]
+    assert shape(trace) == [(2, [3, 3]), (2, [2])]
 
 
 def test_a_dump_of_slime_that_is_cut_short_is_named(tmp_path: Path) -> None:
