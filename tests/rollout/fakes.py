@@ -35,6 +35,18 @@ class Logging(FakeSGLang):
         return super().fault_of(call)
 
 
+@dataclass(eq=False)
+class Refusing(Logging):
+    """Refuses the calls with `refused_length` input tokens, which are those of one prompt."""
+
+    refused_length: int = 0
+
+    @override
+    def fault_of(self, call: dict[str, Any]) -> str:
+        super().fault_of(call)
+        return "400" if len(call["input_ids"]) == self.refused_length else ""
+
+
 class Fakes(NamedTuple):
     """Fake servers, all of their calls in order, and the config of rollouts on them."""
 

@@ -21,6 +21,7 @@ from tests.rollout.fakes import (
     Fakes,
     Logging,
     N,
+    Refusing,
     check,
     collect,
     fakes,
@@ -173,17 +174,8 @@ async def test_what_differs_from_the_journal_is_refused_by_name(
         assert (path / "journal").read_bytes() == before, "a refused resume writes nothing"
 
 
-class Refuses(Logging):
-    """Refuses the requests of one prompt."""
-
-    @override
-    def fault_of(self, call: dict[str, Any]) -> str:
-        super().fault_of(call)
-        return "400" if len(call["input_ids"]) == 3 else ""
-
-
 async def test_a_group_that_was_given_up_is_not_sent_again(tmp_path: Path) -> None:
-    async with fakes(kind=Refuses, delay_s=0.005) as it:
+    async with fakes(kind=Refusing, refused_length=3, delay_s=0.005) as it:
         path = tmp_path / "journal"
         await interrupted(it, path, groups=1)
         calls = len(it.calls)

@@ -6,7 +6,6 @@ import itertools
 from typing import Any
 
 import pytest
-from typing_extensions import override
 
 from seer_sgl import Rollout
 from seer_sgl.config import with_values
@@ -14,7 +13,7 @@ from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.rollout.trajectories import Client
 from seer_sgl.types import Prompt, Sample
 from tests.fake_sglang import response_of
-from tests.rollout.fakes import LIMIT, LONGEST, PROMPTS, Logging, N, fakes
+from tests.rollout.fakes import LIMIT, LONGEST, PROMPTS, N, Refusing, fakes
 from tests.support.waiting import until
 
 TURNS = 3
@@ -243,18 +242,12 @@ async def test_leaving_early_aborts_the_other_trajectories() -> None:
         await until(lambda: rollout.driver.check() == [])
 
 
-class Refusing(Logging):
-    """Refuses the inputs of one prompt."""
-
-    @override
-    def fault_of(self, call: dict[str, Any]) -> str:
-        super().fault_of(call)
-        return "400" if len(call["input_ids"]) == len(PROMPTS[2]["prompt_ids"]) else ""
+REFUSED = len(PROMPTS[2]["prompt_ids"])
 
 
 async def test_a_request_that_engines_refuse_fails_its_prompt_after_all_others() -> None:
     results: list[str] = []
-    async with fakes(kind=Refusing) as it, Rollout(it.config) as rollout:
+    async with fakes(kind=Refusing, refused_length=REFUSED) as it, Rollout(it.config) as rollout:
         with pytest.raises(RolloutError, match="1 of 6 prompts failed"):
             async for done in rollout.trajectories(turns, PROMPTS):
                 results.append(done.prompt.prompt_id)  # noqa: PERF401 (kept after the error)
@@ -269,7 +262,7 @@ async def test_a_function_may_catch_the_failure_of_a_request() -> None:
         except RolloutError as error:
             return str(error)
 
-    async with fakes(kind=Refusing) as it:
+    async with fakes(kind=Refusing, refused_length=REFUSED) as it:
         results = await rolled(it.config, careful)
     assert all("400" in text or "refuse" in text for text in results["p2"]), results["p2"]
     assert all(text in ("stop", "length") for text in results["p0"])
