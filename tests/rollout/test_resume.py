@@ -32,6 +32,12 @@ from tests.rollout.fakes import (
 from tests.support.waiting import until
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The folder of the journal."""
+    return tmp_path / "journal"
+
+
 def kept(path: Path) -> dict[str, Any]:
     return {"rollout": {"journal": str(path)}}
 
@@ -41,9 +47,8 @@ async def interrupted(it: Fakes, path: Path, groups: int = 2) -> None:
     await rolled(it.config_with(**kept(path)), groups=groups)
 
 
-async def test_an_interrupted_rollout_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_an_interrupted_rollout_goes_on_where_it_was(path: Path) -> None:
     async with fakes(delay_s=0.005) as it:
-        path = tmp_path / "journal"
         calm, _ = await rolled(it.config)
         await interrupted(it, path)
         before, calls = journal_now(path), len(it.seeds())
@@ -70,9 +75,8 @@ async def test_an_interrupted_rollout_goes_on_where_it_was(tmp_path: Path) -> No
         assert report["unfinished_groups"] == 0
 
 
-async def test_a_rollout_is_resumed_any_number_of_times(tmp_path: Path) -> None:
+async def test_a_rollout_is_resumed_any_number_of_times(path: Path) -> None:
     async with fakes(delay_s=0.005) as it:
-        path = tmp_path / "journal"
         await interrupted(it, path, groups=1)
         for groups in (2, 3, 4):
             before = journal_now(path)
@@ -87,10 +91,9 @@ async def test_a_rollout_is_resumed_any_number_of_times(tmp_path: Path) -> None:
 
 
 async def test_a_complete_rollout_is_given_again_without_a_chunk(
-    tmp_path: Path, log_lines: list[str]
+    path: Path, log_lines: list[str]
 ) -> None:
     async with fakes() as it:
-        path = tmp_path / "journal"
         groups, report = await rolled(it.config_with(**kept(path)))
         calls = len(it.seeds())
         again, report_again = await rolled(it.config, resume=path)
@@ -100,11 +103,8 @@ async def test_a_complete_rollout_is_given_again_without_a_chunk(
         assert f"journal {path}: the rollout is complete" in log_lines
 
 
-async def test_a_new_rollout_replaces_a_complete_journal_but_no_unfinished_one(
-    tmp_path: Path,
-) -> None:
+async def test_a_new_rollout_replaces_a_complete_journal_but_no_unfinished_one(path: Path) -> None:
     async with fakes() as it:
-        path = tmp_path / "journal"
         config = it.config_with(**kept(path))
         await rolled(config)
         await rolled(config, groups=1)
@@ -114,9 +114,8 @@ async def test_a_new_rollout_replaces_a_complete_journal_but_no_unfinished_one(
         check(samples_of(groups))
 
 
-async def test_added_prompts_are_rolled_out_beside_the_others(tmp_path: Path) -> None:
+async def test_added_prompts_are_rolled_out_beside_the_others(path: Path) -> None:
     async with fakes(delay_s=0.005) as it:
-        path = tmp_path / "journal"
         first, more = PROMPTS[:4], PROMPTS[4:]
         await rolled(it.config_with(**kept(path)), first, groups=1)
         with pytest.raises(JournalError, match="2 prompts are not in it; --extend adds them"):
@@ -128,9 +127,8 @@ async def test_added_prompts_are_rolled_out_beside_the_others(tmp_path: Path) ->
         check(samples_of(groups))
 
 
-async def test_prompts_are_added_to_a_complete_rollout(tmp_path: Path) -> None:
+async def test_prompts_are_added_to_a_complete_rollout(path: Path) -> None:
     async with fakes() as it:
-        path = tmp_path / "journal"
         done, _ = await rolled(it.config_with(**kept(path)), PROMPTS[:4])
         calls = len(it.seeds())
         groups, report = await rolled(it.config, PROMPTS, resume=path, extend=True)
@@ -157,12 +155,9 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("message", DIFFERENCES)
-async def test_what_differs_from_the_journal_is_refused_by_name(
-    tmp_path: Path, message: str
-) -> None:
+async def test_what_differs_from_the_journal_is_refused_by_name(path: Path, message: str) -> None:
     changes = dict(DIFFERENCES[message])
     async with fakes() as it:
-        path = tmp_path / "journal"
         await interrupted(it, path)
         before = (path / "journal").read_bytes()
         for fake in it.servers:
@@ -174,9 +169,8 @@ async def test_what_differs_from_the_journal_is_refused_by_name(
         assert (path / "journal").read_bytes() == before, "a refused resume writes nothing"
 
 
-async def test_a_group_that_was_given_up_is_not_sent_again(tmp_path: Path) -> None:
+async def test_a_group_that_was_given_up_is_not_sent_again(path: Path) -> None:
     async with fakes(kind=Refusing, refused_length=3, delay_s=0.005) as it:
-        path = tmp_path / "journal"
         await interrupted(it, path, groups=1)
         calls = len(it.calls)
         for _ in range(2):
@@ -190,13 +184,11 @@ async def test_a_group_that_was_given_up_is_not_sent_again(tmp_path: Path) -> No
         assert all(len(call["input_ids"]) != 3 for call in it.calls[calls:])
 
 
-async def test_a_journal_in_use_is_refused_with_the_process(tmp_path: Path) -> None:
-    async with fakes(delay_s=0.005) as it:
-        path = tmp_path / "journal"
-        async with Rollout(it.config_with(**kept(path))) as rollout:
-            async for _ in rollout.run(PROMPTS):
-                with pytest.raises(JournalError, match=f"process {os.getpid()} is using it"):
-                    await rolled(it.config, resume=path)
+async def test_a_journal_in_use_is_refused_with_the_process(path: Path) -> None:
+    async with fakes(delay_s=0.005) as it, Rollout(it.config_with(**kept(path))) as rollout:
+        async for _ in rollout.run(PROMPTS):
+            with pytest.raises(JournalError, match=f"process {os.getpid()} is using it"):
+                await rolled(it.config, resume=path)
 
 
 @pytest.mark.parametrize(
@@ -231,10 +223,9 @@ class FullDisk:
 @pytest.mark.process
 @pytest.mark.parametrize("syncs", [0, 1])
 async def test_without_room_for_the_journal_the_rollout_ends_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, syncs: int, caplog: pytest.LogCaptureFixture
+    path: Path, monkeypatch: pytest.MonkeyPatch, syncs: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with fakes(delay_s=0.1) as it:
-        path = tmp_path / "journal"
         done: list[Group] = []
         monkeypatch.setattr(writer.BlockWriter, "sync", staticmethod(FullDisk(syncs).sync))
         async with Rollout(it.config_with(**kept(path))) as rollout:
@@ -266,9 +257,8 @@ class Holds(Logging):
         return super().fault_of(call)
 
 
-async def test_orphans_of_a_dead_driver_end_before_the_first_chunk(tmp_path: Path) -> None:
+async def test_orphans_of_a_dead_driver_end_before_the_first_chunk(path: Path) -> None:
     async with fakes(kind=Holds) as it:
-        path = tmp_path / "journal"
         config = it.config_with(**kept(path))
         async with Rollout(config) as rollout:
             run = asyncio.create_task(collect(rollout.run(PROMPTS), []))
@@ -308,10 +298,9 @@ class RefusesSome(Logging):
         return "400" if call["sampling_params"].get("sampling_seed") in self.refuses else fault
 
 
-async def test_a_request_that_failed_for_good_is_not_sent_again(tmp_path: Path) -> None:
+async def test_a_request_that_failed_for_good_is_not_sent_again(path: Path) -> None:
     refused: set[int] = set()
     async with fakes(kind=RefusesSome, refuses=refused, delay_s=0.005) as it:
-        path = tmp_path / "journal"
         calm, _ = await rolled(it.config)
         refused.add(it.seeds()[0])
         journaled = it.config_with(rollout={"journal": str(path), "on_failure": "sample"})
@@ -331,12 +320,10 @@ async def test_a_request_that_failed_for_good_is_not_sent_again(tmp_path: Path) 
     assert samples.keys() == whole.keys()
 
 
-async def test_after_a_weight_update_the_engines_must_have_the_newest_weights(
-    tmp_path: Path,
-) -> None:
+async def test_after_a_weight_update_the_engines_must_have_the_newest_weights(path: Path) -> None:
     report = {"version": "1", "missing": [], "instance": "one", "weights": "first"}
     async with fakes(count=1, delay_s=0.005, plugin=report) as it:
-        path, fake = tmp_path / "journal", it.servers[0]
+        fake = it.servers[0]
         async with Rollout(it.config_with(**kept(path))) as rollout:
             async for group in rollout.run(PROMPTS):
                 if group.samples[-1].weight_version == "v2":
@@ -352,10 +339,9 @@ async def test_after_a_weight_update_the_engines_must_have_the_newest_weights(
 
 
 async def test_two_resumes_without_room_send_no_request_under_one_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with fakes(delay_s=0.005) as it:
-        path = tmp_path / "journal"
         await interrupted(it, path, groups=1)
         calls = len(it.calls)
         monkeypatch.setattr(writer.BlockWriter, "sync", staticmethod(FullDisk(0).sync))
