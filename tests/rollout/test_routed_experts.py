@@ -14,7 +14,7 @@ from seer_sgl import Rollout
 from seer_sgl.errors import ConfigError, PromptError
 from seer_sgl.rollout.samples import SampleWriter
 from seer_sgl.routed_experts import ExpertShape
-from seer_sgl.types import Sample
+from seer_sgl.types import Group
 from tests.fake_sglang import FakeSGLang, serving
 from tests.rollout.fakes import PROMPTS, N, check, fakes, rolled, samples_of
 from tests.support.experts import SHAPE, SPOILED, ExpertEngine, rows_of
@@ -23,25 +23,26 @@ ASKED = {"sampling": {"return_routed_experts": True}}
 EXPERTS: Any = ExpertEngine  # it has the log of `Logging`
 
 
-def check_rows(sample: Sample, shape: ExpertShape = SHAPE) -> None:
-    """Fails unless a sample has the rows of an undivided call."""
-    experts, tokens = sample.routed_experts, len(sample.prompt_ids) + sample.response_length
-    assert experts is not None
-    assert experts.shape == (tokens - 1, shape.layers, shape.top_k)
-    assert experts.array().shape == experts.shape
-    assert bytes(experts.data) == rows_of(sample.seed, 0, tokens - 1, shape)
+def check_rows(groups: list[Group], shape: ExpertShape = SHAPE) -> None:
+    """Fails unless every sample is there, with the tokens and rows of an undivided call."""
+    samples = samples_of(groups)
+    check(samples)
+    for sample in samples.values():
+        experts, tokens = sample.routed_experts, len(sample.prompt_ids) + sample.response_length
+        assert experts is not None
+        assert experts.dtype == shape.dtype
+        assert experts.shape == (tokens - 1, shape.layers, shape.top_k)
+        assert experts.array().shape == experts.shape
+        assert bytes(experts.data) == rows_of(sample.seed, 0, tokens - 1, shape)
 
 
 async def test_rows_of_many_chunks_are_those_of_an_undivided_call() -> None:
     async with fakes(kind=EXPERTS) as it:
         groups, report = await rolled(it.config_with(**ASKED))
-    samples = samples_of(groups)
-    check(samples)
+    check_rows(groups)
     assert report["chunks"] > 2 * report["samples"]
-    for sample in samples.values():
-        check_rows(sample)
     first = [call for call in it.calls if call["routed_experts_start_len"] == 0]
-    assert len(first) == len(samples), "a request asks for the rows of its prompt once"
+    assert len(first) == report["samples"], "a request asks for the rows of its prompt once"
     for call in it.calls:
         if call not in first:
             assert call["routed_experts_start_len"] == len(call["input_ids"]) - 1
@@ -62,9 +63,7 @@ async def test_malformed_rows_cost_a_chunk_and_never_a_sample(name: str) -> None
             assert isinstance(server, ExpertEngine)
             server.spoiled = deque(["", name])
         groups, report = await rolled(it.config_with(**ASKED))
-    check(samples_of(groups))
-    for sample in samples_of(groups).values():
-        check_rows(sample)
+    check_rows(groups)
     assert sum(engine["bad_replies"] for engine in report["engines"]) == 2
 
 
@@ -73,19 +72,15 @@ async def test_chunks_that_end_early_bring_the_rows_of_the_tokens_that_count() -
         for server in it.servers:
             server.faults = deque(["abort", "abort_late", "abort_queued", "ok"] * 4)
         groups, _ = await rolled(it.config_with(**ASKED))
-    check(samples_of(groups))
-    for sample in samples_of(groups).values():
-        check_rows(sample)
+    check_rows(groups)
 
 
 async def test_a_model_with_many_experts_has_two_bytes_per_value() -> None:
     shape = ExpertShape(layers=2, top_k=3, experts=384)
     async with fakes(kind=EXPERTS, shape=shape) as it:
         groups, _ = await rolled(it.config_with(**ASKED))
-    for sample in samples_of(groups).values():
-        check_rows(sample, shape)
-        assert sample.routed_experts is not None
-        assert sample.routed_experts.dtype == "int16"
+    check_rows(groups, shape)
+    assert shape.dtype == "int16"
 
 
 async def test_a_resumed_rollout_has_the_rows_of_both_processes(tmp_path: Path) -> None:
@@ -96,9 +91,7 @@ async def test_a_resumed_rollout_has_the_rows_of_both_processes(tmp_path: Path) 
         begun = len(it.calls)
         groups, report = await rolled(it.config_with(**ASKED), resume=path)
         assert report["resumed"]["requests"] > 0
-        check(samples_of(groups))
-        for sample in samples_of(groups).values():
-            check_rows(sample)
+        check_rows(groups)
         chunks = (call for call in it.calls[begun:] if "." in call["rid"])  # not of orphans
         later = [call["routed_experts_start_len"] for call in chunks]
         assert any(later), "rows of the journal are not asked for again"
