@@ -1,17 +1,17 @@
 """The workloads of the arms: prompts drawn by a seed, or a trace with its lengths."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from seer_sgl.errors import ConfigError
-from seer_sgl.rollout.lengths import read_records
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.sim.simulate import truth
-from seer_sgl.traces.trace import Imported, Responses, TracedResponse, grouped
+from seer_sgl.traces.plain_files import read_lines
+from seer_sgl.traces.trace import Responses, TracedResponse, grouped
 from seer_sgl.types import Prompt
 
 from .config import BenchConfig
@@ -56,7 +56,9 @@ class Source:
 
 
 def _groups(path: Path, max_response_len: int) -> list[Responses]:
-    groups = grouped(path.name, Imported(format="JSON lines", responses=_responses(path))).groups
+    imported = read_lines(path, "bench.workload")
+    imported = msgspec.structs.replace(imported, responses=_with_prompts(imported.responses))
+    groups = grouped(path.name, imported).groups
     longest = max(max(group.lengths) for group in groups)
     if longest > max_response_len:
         raise ConfigError(
@@ -66,15 +68,10 @@ def _groups(path: Path, max_response_len: int) -> list[Responses]:
     return groups
 
 
-def _responses(path: Path) -> Iterator[TracedResponse]:
-    for place, record in read_records(path, "bench.workload"):
-        if record.prompt_ids is None:
-            raise ConfigError(f"{place}: prompt_ids: missing; a benchmark needs the prompts")
-        for index, length in record.samples():
-            yield TracedResponse(
-                place=place,
-                length=length,
-                group=record.group_id,
-                index=index,
-                prompt_ids=record.prompt_ids,
+def _with_prompts(responses: Iterable[TracedResponse]) -> Iterator[TracedResponse]:
+    for response in responses:
+        if response.prompt_ids is None:
+            raise ConfigError(
+                f"{response.place}: prompt_ids: missing; a benchmark needs the prompts"
             )
+        yield response

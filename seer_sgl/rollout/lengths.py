@@ -5,7 +5,7 @@ a whole group: `{"prompt_ids": [...] | "group_id": ..., "lengths": [...]}`. Othe
 skipped. Every error message names the file, the line and the key.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -46,20 +46,12 @@ _decoder = msgspec.json.Decoder(LengthRecord)
 def read_lengths(path: Path) -> KnownLengths:
     """Returns the lengths in a file. Raises ConfigError with one line."""
     known = KnownLengths()
-    for _, record in read_records(path, "scheduling.lengths"):
-        _add(known, record)
-    return known
-
-
-def read_records(path: Path, source: str) -> Iterator[tuple[str, LengthRecord]]:
-    """Yields the records of a file, each with its place for error messages.
-
-    `source`: the config key that names the file. Raises ConfigError if the file is empty or a line
-    is invalid.
-    """
-    for place, record in read_jsonl(path, source, _decoder, "lengths"):
+    for place, record in read_jsonl(path, "scheduling.lengths", _decoder, "lengths"):
         _check(record, place)
-        yield place, record
+        ids = None if record.prompt_ids is None else token_array(record.prompt_ids)
+        for index, length in record.samples():
+            known.add(length, prompt_ids=ids, group_id=record.group_id or "", index=index)
+    return known
 
 
 def expect_all(known: KnownLengths, groups: Iterable[Group], source: str) -> None:
@@ -81,13 +73,3 @@ def _check(record: LengthRecord, place: str) -> None:
         raise ConfigError(f"{place}: give exactly one of response_length and lengths")
     if record.lengths == []:
         raise ConfigError(f"{place}: lengths: the list is empty")
-
-
-def _add(known: KnownLengths, record: LengthRecord) -> None:
-    for index, length in record.samples():
-        known.add(
-            length,
-            prompt_ids=None if record.prompt_ids is None else token_array(record.prompt_ids),
-            group_id=record.group_id or "",
-            index=index,
-        )
