@@ -28,7 +28,7 @@ from .plan import PASSES, AuditPlan, Pass, plan
 from .recorded import RecordedSample
 from .rescale import CANDIDATES
 from .running_passes import Answers, run_passes
-from .served import Provenance, ServedModel, provenance
+from .served import Provenance, ReportedEngine, ServedModel, provenance
 from .tables import difference_lines, itself_table, largest_table, parts_table, passes_table
 from .thresholds import exceeded, read_limits
 
@@ -89,15 +89,10 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     largest: list[LargeDifference]
 
 
-class _ReportEngine(msgspec.Struct):
-    weights: str | None = None
-    sglang_version: str | None = None
-
-
 class _RolloutReport(msgspec.Struct):
     """The keys of a rollout's report.json that an audit reads."""
 
-    engines: list[_ReportEngine] = []
+    engines: list[ReportedEngine] = []
 
 
 async def audit(
@@ -112,13 +107,7 @@ async def audit(
     async with open_session(os.environ.get(API_KEY)) as session:
         client = AuditClient(session, request.engine, timing)
         served = await client.served()
-        made_by = _engines_of(request.path)
-        weights = provenance(
-            file.samples,
-            served,
-            [engine.weights for engine in made_by if engine.weights],
-            [engine.sglang_version for engine in made_by if engine.sglang_version],
-        )
+        weights = provenance(file.samples, served, _engines_of(request.path))
         logger.info("server: %s", served.description())
         logger.log(_level(weights), "%s", weights.line)
         chosen = plan(file, served, request.budget)
@@ -237,7 +226,7 @@ def _largest_id(samples: Sequence[RecordedSample]) -> int:
     return max(max(*sample.prompt_ids, *sample.response_ids) for sample in samples)
 
 
-def _engines_of(path: Path) -> list[_ReportEngine]:
+def _engines_of(path: Path) -> list[ReportedEngine]:
     """Returns the engines of the rollout, from the report beside samples of seer-sgl."""
     try:
         content = (path.parent / "report.json").read_bytes()

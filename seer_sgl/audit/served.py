@@ -1,7 +1,7 @@
 """The server of an audit: its description, and whether it has the weights of the samples."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -62,16 +62,17 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     line: str
 
 
-def provenance(
-    samples: Sequence[RecordedSample],
-    served: ServedModel,
-    digests: Iterable[str] = (),
-    sglang_versions: Iterable[str] = (),
-) -> Provenance:
-    """Returns how the weights of samples and server compare.
+class ReportedEngine(msgspec.Struct):
+    """An engine that made the samples, from the report of their rollout."""
 
-    `digests`, `sglang_versions`: of the engines that made the samples, as far as known.
-    """
+    weights: str | None = None
+    sglang_version: str | None = None
+
+
+def provenance(
+    samples: Sequence[RecordedSample], served: ServedModel, made_by: Sequence[ReportedEngine] = ()
+) -> Provenance:
+    """Returns how the weights of samples and server compare. `made_by`: as far as known."""
     versions: Counter[str] = Counter()
     for sample in samples:
         left = len(sample.response_ids)
@@ -85,12 +86,12 @@ def provenance(
         any(span.tokens and span.version != served.weight_version for span in sample.spans)
         for sample in samples
     )
-    known = sorted(set(digests))
+    known = sorted({engine.weights for engine in made_by if engine.weights})
     same = None if served.weights is None or not known else known == [served.weights]
     return Provenance(
         versions=dict(versions),
         digests=known,
-        sglang_versions=sorted(set(sglang_versions)),
+        sglang_versions=sorted({e.sglang_version for e in made_by if e.sglang_version}),
         other_samples=other,
         same_digest=same,
         line=_line(versions, other, len(samples), same, served),
