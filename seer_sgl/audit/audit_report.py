@@ -8,7 +8,7 @@ import numpy as np
 from .client import Generated, Prefilled
 from .first_difference import FirstDifference, equal_tokens, first_difference
 from .log_prob_figures import LogProbFigures, by_part, log_prob_figures
-from .plan import PASSES, AuditPlan
+from .plan import PASSES, AuditPlan, Pass
 from .recorded import F64, RecordedSample, labels
 from .rescale import MOST_ERROR, rescaled
 from .running_passes import Answers
@@ -94,34 +94,30 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 def compared(plan: AuditPlan, answers: Answers, *, complete: bool, clip: float) -> Compared:
     """Returns all comparisons. `complete`: the prefills returned the whole vocabulary."""
     not_compared: dict[str, int] = {}
-    scored = {
+    prefilled = {
         name: [
-            _comparable(sample, prefill, complete, not_compared if name == ALONE else {})
+            _at_temperature(sample, prefill, complete, not_compared if name == ALONE else {})
             for sample, prefill in zip(plan.samples, of_pass, strict=True)
         ]
         for name, of_pass in answers.prefilled.items()
     }
-    tokens: dict[str, Sequence[Generated | None]] = {
-        **answers.generated,
-        **{name: _recorded(plan.samples, of_pass) for name, of_pass in scored.items()},
-    }
-    itself = [comparison for pair in PAIRS if (comparison := _against_itself(tokens, pair, clip))]
+    alone = prefilled[ALONE]
+    every: dict[str, Sequence[Generated | None]] = {**prefilled, **answers.generated}
+    itself = [comparison for pair in PAIRS if (comparison := _against_itself(every, pair, clip))]
     itself += _probed(answers, clip)
     tie = min(MOST_TIE, max(LEAST_TIE, TIE_ROUNDINGS * _rounding(itself)))
     passes = [
-        _prefill_report(name, plan.samples, answers.prefilled[name], scored[name], clip)
-        for name in scored
-    ] + [
-        _generate_report(name, plan.samples, of_pass, scored[ALONE], tie=tie, clip=clip)
-        for name, of_pass in answers.generated.items()
+        _pass_report(audit_pass, plan.samples, every[audit_pass.name], alone, tie=tie, clip=clip)
+        for audit_pass in PASSES
+        if audit_pass.name in every
     ]
     differences = [
-        server - sample.log_probs
-        for sample, server in zip(plan.samples, scored[ALONE], strict=True)
+        prefill.log_probs - sample.log_probs
+        for sample, prefill in zip(plan.samples, alone, strict=True)
     ]
     closest = [
-        _closest(sample, values, [of_pass[index] for of_pass in answers.generated.values()])
-        for index, (sample, values) in enumerate(zip(plan.samples, differences, strict=True))
+        _closest(sample, [alone[index], *(found[index] for found in answers.generated.values())])
+        for index, sample in enumerate(plan.samples)
     ]
     decoded = [comparison for comparison in itself if comparison.varies != PREFILL_DECODE]
     return Compared(
@@ -157,62 +153,41 @@ def _probed(answers: Answers, clip: float) -> list[SelfComparison]:
     ]
 
 
-def _closest(sample: RecordedSample, prefilled: F64, generated: Sequence[Generated | None]) -> F64:
-    """Returns Compared.closest of one sample. `prefilled`: the differences of its prefill."""
-    answers = [again for again in generated if again is not None]
-    equal = min(
-        [equal_tokens(sample.response_ids, again.ids) for again in answers], default=len(prefilled)
-    )
-    every = np.stack([prefilled, *(again.log_probs - sample.log_probs for again in answers)])
+def _closest(sample: RecordedSample, answers: Sequence[Generated | None]) -> F64:
+    """Returns Compared.closest of one sample, from the answers of all passes but one prefill."""
+    known = [answer for answer in answers if answer is not None]
+    equal = min(equal_tokens(sample.response_ids, answer.ids) for answer in known)
+    every = np.stack([answer.log_probs - sample.log_probs for answer in known])
     size = np.where(np.isfinite(every), np.abs(every), np.inf)
     best = every[size.argmin(axis=0), np.arange(every.shape[1])]
     return np.where(np.arange(len(best)) < equal, best, np.nan)
 
 
-def _comparable(
+def _at_temperature(
     sample: RecordedSample, prefilled: Prefilled, complete: bool, not_compared: dict[str, int]
-) -> F64:
-    """Returns a prefill's log probabilities at the sample's temperature; NaN where it gives none.
+) -> Generated:
+    """Returns the recorded tokens with a prefill's log probabilities at the sample's temperature.
 
-    `not_compared` counts those tokens, by reason.
+    They are NaN where the prefill gives none; `not_compared` counts those tokens, by reason.
     """
-    count = len(sample.response_ids)
+    ids, count = sample.response_ids, len(sample.response_ids)
     if sample.shifted_by:
         reason = f"with {', '.join(sample.shifted_by)}, which a prefill ignores"
         not_compared[reason] = not_compared.get(reason, 0) + count
-        return np.full(count, np.nan)
+        return Generated(ids, np.full(count, np.nan), prefilled.cached)
     result = rescaled(prefilled.log_probs, prefilled.top, sample.temperature, complete)
     unsure = result.error > MOST_ERROR
     if unsure.any():
         reason = "the likeliest tokens do not determine them at their temperature"
         not_compared[reason] = not_compared.get(reason, 0) + int(unsure.sum())
-    return np.where(unsure, np.nan, result.log_probs)
+    return Generated(ids, np.where(unsure, np.nan, result.log_probs), prefilled.cached)
 
 
-def _prefill_report(
-    name: str,
+def _pass_report(
+    audit_pass: Pass,
     samples: Sequence[RecordedSample],
-    prefilled: Sequence[Prefilled],
-    scored: Sequence[F64],
-    clip: float,
-) -> PassReport:
-    pairs = zip(samples, scored, strict=True)
-    return PassReport(
-        name=name,
-        samples=len(samples),
-        tokens=sum(len(sample.response_ids) for sample in samples),
-        cached_tokens=sum(prefill.cached for prefill in prefilled),
-        log_probs=log_prob_figures(
-            np.concatenate([server - sample.log_probs for sample, server in pairs]), clip
-        ),
-    )
-
-
-def _generate_report(
-    name: str,
-    samples: Sequence[RecordedSample],
-    generated: Sequence[Generated | None],
-    scored: Sequence[F64],
+    answers: Sequence[Generated | None],
+    alone: Sequence[Generated],
     *,
     tie: float,
     clip: float,
@@ -220,7 +195,7 @@ def _generate_report(
     tokens = same_tokens = cached = 0
     found: list[FirstDifference] = []
     differences = []
-    for sample, again, prefilled in zip(samples, generated, scored, strict=True):
+    for sample, again, prefilled in zip(samples, answers, alone, strict=True):
         if again is None:
             continue
         equal = equal_tokens(sample.response_ids, again.ids)
@@ -228,15 +203,16 @@ def _generate_report(
         same_tokens += equal
         cached += again.cached
         differences.append((again.log_probs - sample.log_probs)[:equal])
-        if (first := first_difference(sample, again, prefilled, tie)) is not None:
+        if (first := first_difference(sample, again, prefilled.log_probs, tie)) is not None:
             found.append(first)
+    generates = audit_pass.kind == "generate"
     return PassReport(
-        name=name,
+        name=audit_pass.name,
         samples=len(differences),
         tokens=tokens,
         cached_tokens=cached,
-        same_samples=len(differences) - len(found),
-        same_tokens=same_tokens,
+        same_samples=len(differences) - len(found) if generates else None,
+        same_tokens=same_tokens if generates else None,
         log_probs=log_prob_figures(np.concatenate(differences), clip),
         differences=found,
         changed=len(found),
@@ -244,19 +220,13 @@ def _generate_report(
     )
 
 
-def _recorded(samples: Sequence[RecordedSample], scored: Sequence[F64]) -> list[Generated]:
-    """Returns the answers of a prefill in the form of a pass that generates the recorded tokens."""
-    pairs = zip(samples, scored, strict=True)
-    return [Generated(sample.response_ids, log_probs, 0) for sample, log_probs in pairs]
-
-
 def _against_itself(
-    tokens: Mapping[str, Sequence[Generated | None]], pair: tuple[str, str, str], clip: float
+    every: Mapping[str, Sequence[Generated | None]], pair: tuple[str, str, str], clip: float
 ) -> SelfComparison | None:
     """Returns the comparison of two passes; None if one of them did not run."""
     first, second, varies = pair
     changed, differences = 0, []
-    for one, other in zip(tokens.get(first, ()), tokens.get(second, ()), strict=False):
+    for one, other in zip(every.get(first, ()), every.get(second, ()), strict=False):
         if one is None or other is None:
             continue
         equal = equal_tokens(one.ids, other.ids)
