@@ -84,6 +84,10 @@ def test_limit_takes_the_first_prompts(tmp_path: Path) -> None:
     assert len(reader().read(path, 2)) == 2
 
 
+DEEP = 100_000
+LATE = MAX_DEPTH + 50  # msgspec can read this depth here, but not write it deeper in the stack
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
@@ -103,7 +107,19 @@ def test_limit_takes_the_first_prompts(tmp_path: Path) -> None:
         ('{"prompt_ids": [1,2,3,4,5,6,7,8,9]}', "9 prompt tokens; the engines accept 8"),
         ('{"prompt": "a", "n": 0}', "expected int >= 1"),
         ('{"prompt": "x", "id": "first"}', "id 'first' is already used at"),
+        ('{"prompt": "a", "metadata": ' + "[" * DEEP + "]" * DEEP + "}", "nested too deeply"),
+        ('{"prompt": "a", "metadata": ' + "[" * LATE + "]" * LATE + "}", "metadata: nested deeper"),
+        (
+            '{"messages": [{"role": "u", "content": ' + "[" * LATE + "]" * LATE + "}]}",
+            "messages: n",
+        ),
+        ('{"prompt": "a", "metadata": "\\ud800"}', "2: "),
+        ('{"prompt": "a", "id": ' + "9" * 400 + "}", "id: "),
+        ('{"prompt": "a", "metadata": ' + "9" * 5000 + "}", "2: "),
+        ('{"prompt": "a", "n": 9000000000}', "n: expected int <= "),
+        ('{"prompt": "a", "n": NaN}', "2: "),
     ],
+    ids=lambda text: text[:30],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
     path = write(tmp_path, '{"prompt": "a", "id": "first"}', line)
@@ -111,7 +127,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
         reader().read(path)
     assert complaint in str(raised.value)
     assert str(raised.value).startswith(f"{path}:2: ")
-    assert "\n" not in str(raised.value)
+    assert str(raised.value).isprintable()
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -144,35 +160,6 @@ def test_python_objects() -> None:
         reader().convert([Prompt(prompt_id="r", prompt_ids=array("i", [99]), n=1)])
     with pytest.raises(PromptError, match="no prompts"):
         reader().convert([])
-
-
-DEEP = 100_000
-LATE = MAX_DEPTH + 50  # msgspec can read this depth here, but not write it deeper in the stack
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ('{"prompt": "a", "metadata": ' + "[" * DEEP + "]" * DEEP + "}", "nested too deeply"),
-        ('{"prompt": "a", "metadata": ' + "[" * LATE + "]" * LATE + "}", "metadata: nested deeper"),
-        (
-            '{"messages": [{"role": "u", "content": ' + "[" * LATE + "]" * LATE + "}]}",
-            "messages: n",
-        ),
-        ('{"prompt": "a", "metadata": "\\ud800"}', "2: "),
-        ('{"prompt": "a", "id": ' + "9" * 400 + "}", "id: "),
-        ('{"prompt": "a", "metadata": ' + "9" * 5000 + "}", "2: "),
-        ('{"prompt": "a", "n": 9000000000}', "n: expected int <= "),
-        ('{"prompt": "a", "n": NaN}', "2: "),
-    ],
-    ids=range(8),
-)
-def test_a_hostile_line_is_one_line(tmp_path: Path, line: str, complaint: str) -> None:
-    with pytest.raises(PromptError) as raised:
-        reader().read(write(tmp_path, '{"prompt": "b"}', line))
-    assert str(raised.value).startswith(f"{tmp_path / 'p.jsonl'}:2: ")
-    assert complaint in str(raised.value)
-    assert str(raised.value).isprintable()
 
 
 ITSELF: dict[str, Any] = {}
