@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from seer_sgl.admission.sampling import unservable
 from seer_sgl.backend.backend import Backend
@@ -90,7 +90,8 @@ class Rollout:
         self._given = fleet
         self._gives_up = gives_up
         self.timing = timing
-        self._open: _Open | None = None
+        self._backend: Backend | None = None  # while it is open
+        self._resources = contextlib.AsyncExitStack()
         self._most_chunks = 0  # in flight at once, by the limit of open files
         seed = self.config.rollout.seed
         self._seed = secrets.randbits(32) if seed is None else seed
@@ -123,23 +124,19 @@ class Rollout:
             driver = await stack.enter_async_context(Driver.over(fleet, self._settings()))
             backend = Backend(fleet, driver, self._admit, self.timing)
             stack.push_async_callback(backend.close)
-            self._open = _Open(backend, stack.pop_all())
+            self._backend, self._resources = backend, stack.pop_all()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        opened, self._open = self._opened, None
-        await opened.stack.aclose()
-
-    @property
-    def _opened(self) -> "_Open":
-        if self._open is None:
-            raise RolloutError("the rollout is not open: use it in `async with`")
-        return self._open
+        self._backend = None
+        await self._resources.aclose()
 
     @property
     def backend(self) -> Backend:
         """The engines, and what changes in them. Raises RolloutError before the rollout is open."""
-        return self._opened.backend
+        if self._backend is None:
+            raise RolloutError("the rollout is not open: use it in `async with`")
+        return self._backend
 
     @property
     def driver(self) -> Driver:
@@ -479,10 +476,3 @@ class Rollout:
 def new_rollout_id() -> str:
     """Returns a name that no other rollout has."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(8)}"
-
-
-class _Open(NamedTuple):
-    """The resources of an open rollout."""
-
-    backend: Backend
-    stack: contextlib.AsyncExitStack
