@@ -131,18 +131,11 @@ def test_a_body_reads_each_reference_once_and_has_limits(
     assert whole.of_body().read([data_url(2)]).urls == (data_url(2),)
 
 
-@contextmanager
-def silent_server() -> Iterator[int]:
-    """Yields the port of a server that accepts connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening.getsockname()[1]
-
-
 def test_an_address_that_does_not_answer_is_given_up() -> None:
-    with silent_server() as port:
-        address = f"http://127.0.0.1:{port}/a.png"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/a.png"
         assert refusal(address, IMPATIENT, http=True) == "no answer within 0.05 s"
-    assert "refused" in refusal(f"http://127.0.0.1:{port}/a.png", http=True)
+    assert "refused" in refusal(address, http=True)
 
 
 @contextmanager
