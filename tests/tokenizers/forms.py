@@ -64,11 +64,10 @@ def byte_level(
     bos: str | None = None,
     normalizer: Any = None,
     ignore_merges: bool = False,
-    post_byte_level: bool = True,
 ) -> Tokenizer:
     """Returns a byte-level BPE; special tokens come after its vocabulary.
 
-    bos: added before each prompt. `post_byte_level`: the post-processor has a `ByteLevel`.
+    bos: added before each prompt.
     """
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     tokenizer.normalizer = normalizer
@@ -86,21 +85,18 @@ def byte_level(
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     add(tokenizer, special)
-    parts: list[Any] = [processors.ByteLevel(trim_offsets=False)] if post_byte_level else []
+    level: Any = processors.ByteLevel(trim_offsets=False)
     if bos is not None:
-        parts.append(_with_bos(tokenizer, bos))
-    if parts:
-        tokenizer.post_processor = processors.Sequence(parts) if len(parts) > 1 else parts[0]
+        level = processors.Sequence([level, _with_bos(tokenizer, bos)])
+    tokenizer.post_processor = level
     return tokenizer
 
 
-def sentencepiece_like(
-    special: Sequence[Special], *, bos: str | None, prepend: bool, split_spaces: bool = False
-) -> Tokenizer:
+def sentencepiece_like(special: Sequence[Special], *, bos: str | None, prepend: bool) -> Tokenizer:
     """Returns a BPE over `▁` with bytes as a fallback, as converted from sentencepiece models.
 
-    prepend: a space is put before each text and stripped from it (Llama); `split_spaces`: the
-    spaces are split first (Gemma).
+    prepend: a space is put before each text and stripped from it (Llama); otherwise the spaces are
+    split first (Gemma).
     """
     unknown, *others = ["<unk>", "<s>", "</s>"]
     first = [unknown, *others, *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -118,9 +114,8 @@ def sentencepiece_like(
         steps.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(steps)
     tokenizer = _without_byte_specials(tokenizer)
-    tokenizer.pre_tokenizer = (
-        pre_tokenizers.Split(" ", "merged_with_previous") if split_spaces else None
-    )
+    if not prepend:
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     add(tokenizer, special)
     if bos is not None:
         tokenizer.post_processor = _with_bos(tokenizer, bos)

@@ -163,7 +163,7 @@ def write_gemma(folder: Path, *, more: Sequence[str] = (), **settings: Any) -> i
     """Writes the files, and returns the number of tokens. `more`: special tokens."""
     names = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", *more)
     special = [Special(text) for text in names]
-    tokenizer = sentencepiece_like(special, bos="<bos>", prepend=False, split_spaces=True)
+    tokenizer = sentencepiece_like(special, bos="<bos>", prepend=False)
     return _saved(
         tokenizer,
         folder,
