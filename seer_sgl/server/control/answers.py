@@ -1,28 +1,19 @@
 """The one answer to a control call, made of the engines' replies. Pure."""
 
-from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Any
 
-from seer_sgl.backend.replies import CallResult, EnginesFailed, Replies, failed_of, named
+from seer_sgl.backend.replies import CallResult, Replies, failed_of, named
 
 Answer = tuple[int, Any]  # HTTP status and JSON
 
 
-async def result_of(work: Awaitable[CallResult]) -> CallResult:
-    """Returns what a call of the backend came to, also if it failed."""
-    try:
-        return await work
-    except EnginesFailed as error:
-        return error.result
-
-
-def combined(result: CallResult, message: str, **fields: Any) -> tuple[int, dict[str, Any]]:
+def combined(result: CallResult, message: str = "Success.") -> tuple[int, dict[str, Any]]:
     """Returns HTTP status and body of the one answer.
 
     Its fields are those of SGLang's own reply, with `engines` beside them. `message`: for a
-    success, if SGLang's reply has none. `fields`: more of them. The status is that of all replies
-    that failed if they have the same.
+    success, if SGLang's reply has none. The status is that of all replies that failed if they have
+    the same.
     """
     replies, failed = result.replies, result.failed
     shown = next(iter(failed.values()), None) or next(
@@ -33,7 +24,6 @@ def combined(result: CallResult, message: str, **fields: Any) -> tuple[int, dict
         answer["message"] = result.message
     answer["success"] = not failed
     answer.setdefault("message", message)
-    answer |= fields
     answer["engines"] = {
         name: {"status": reply.status, "reply": reply.reply} for name, reply in replies.items()
     }
@@ -41,10 +31,10 @@ def combined(result: CallResult, message: str, **fields: Any) -> tuple[int, dict
 
 
 def updated(result: CallResult) -> tuple[int, dict[str, Any]]:
-    """Returns the answer of an update, which names the engines that missed it."""
-    status, answer = combined(result, "Success.")
+    """Returns the answer of an update that succeeded, which names the engines that missed it."""
+    status, answer = combined(result)
     missed = failed_of(result.replies)
-    if missed and not result.failed:
+    if missed:
         why = named(missed, len(result.replies))
         done = answer["message"] or "Success."
         answer["message"] = f"{done} {why}; they serve nothing until the next update"

@@ -15,7 +15,7 @@ from seer_sgl.server.errors import BadRequest, Failed
 from seer_sgl.server.service import Service
 
 from ..prefixes import EVERY, Prefixes
-from .answers import Answer, combined, result_of, updated
+from .answers import Answer, combined, updated
 from .bodies import field, group_name, read_fields, read_group, read_update
 from .checksums import compared
 from .pickles import require_loadable
@@ -61,13 +61,13 @@ class ControlCalls:
         fields = read_fields(body)
         mode: PauseMode = field(fields, "mode", PauseMode, "abort")  # type: ignore[arg-type]
         before = self._abort_all if mode == "abort" else None
-        pausing = self._backend.pause(mode, fields, before=before)
-        return combined(await result_of(pausing), "Generation paused successfully.")
+        result = await self._backend.pause(mode, fields, before=before)
+        return combined(result, "Generation paused successfully.")
 
     async def resume(self, _: web.Request, body: bytes) -> Answer:
         """Ends the pause."""
-        resuming = self._backend.resume(read_fields(body))
-        return combined(await result_of(resuming), "Generation continued successfully.")
+        result = await self._backend.resume(read_fields(body))
+        return combined(result, "Generation continued successfully.")
 
     async def abort(self, _: web.Request, body: bytes) -> Answer:
         """Ends responses by their rid, a prefix of it, or all of them.
@@ -86,34 +86,33 @@ class ControlCalls:
         """Releases the memory of some tags; without any, all of them, as in SGLang."""
         fields = read_fields(body)
         tags = field(fields, "tags", list[str], []) or ALL_TAGS
-        result = await result_of(self._backend.release_memory(tags, fields))
+        result = await self._backend.release_memory(tags, fields)
         return combined(result, "Memory released.")
 
     async def take_back(self, _: web.Request, body: bytes) -> Answer:
         """Takes the memory of some tags back."""
         fields = read_fields(body)
         tags = field(fields, "tags", list[str], []) or ALL_TAGS
-        result = await result_of(self._backend.resume_memory(tags, fields))
+        result = await self._backend.resume_memory(tags, fields)
         return combined(result, "Memory resumed.")
 
     async def init_group(self, _: web.Request, body: bytes) -> Answer:
         """Makes every engine's ranks join the trainer's process group."""
         group = read_group(read_fields(body))
-        return combined(await result_of(self._backend.init_group(group)), "Success.")
+        return combined(await self._backend.init_group(group))
 
     async def destroy_group(self, _: web.Request, body: bytes) -> Answer:
         """Makes every engine leave the process group."""
         fields = read_fields(body)
-        leaving = self._backend.destroy_group(group_name(fields), fields)
-        return combined(await result_of(leaving), "Success.")
+        return combined(await self._backend.destroy_group(group_name(fields), fields))
 
     async def begin(self, _: web.Request, body: bytes) -> Answer:
         """Opens an update on every engine; nothing is dispatched until `end`."""
-        return updated(await result_of(self._backend.begin_update(read_fields(body))))
+        return updated(await self._backend.begin_update(read_fields(body)))
 
     async def end(self, _: web.Request, body: bytes) -> Answer:
         """Ends the update. An engine that missed a part of it is stale."""
-        return updated(await result_of(self._backend.end_update(read_fields(body))))
+        return updated(await self._backend.end_update(read_fields(body)))
 
     async def update(self, http: web.Request, body: bytes) -> Answer:
         """Gives the engines new weights, from what the path says."""
@@ -128,7 +127,7 @@ class ControlCalls:
             if aborts:
                 await self._abort_all()
 
-        return updated(await result_of(self._backend.update_weights(new, before=before)))
+        return updated(await self._backend.update_weights(new, before=before))
 
     async def rename(self, _: web.Request, body: bytes) -> Answer:
         """Gives the weights another version, on every engine."""
@@ -141,7 +140,7 @@ class ControlCalls:
         renaming = self._backend.rename_weights(
             version, fields, aborts=aborts, before=self._abort_all
         )
-        return updated(await result_of(renaming))
+        return updated(await renaming)
 
     async def flush(self, http: web.Request, _: bytes) -> Answer:
         """Drops all cached KV of the engines; an engine refuses while requests run there."""
@@ -150,14 +149,14 @@ class ControlCalls:
     async def to_each(self, http: web.Request, body: bytes) -> Answer:
         """Sends a call to every engine unmodified."""
         result = await self._backend.call_each(http.method, http.path_qs, body or None)
-        return combined(result, "Success.")
+        return combined(result)
 
     async def check_weights(self, http: web.Request, body: bytes) -> Answer:
         """Sends `weights_checker` to every engine, and compares their checksums."""
         action = field(read_fields(body), "action", str, "checksum")
         result = await self._backend.call_each(http.method, http.path_qs, body or None)
         if action != "checksum":
-            return combined(result, "Success.")
+            return combined(result)
         ranks = ranks_of(self._backend.fleet.engines)
         return compared(result.replies, ranks, self._backend.driver.stale)
 

@@ -31,7 +31,7 @@ def compared(replies: Replies, ranks: Ranks, stale: Collection[str]) -> tuple[in
         if reply.ok and isinstance(reply.reply, dict)
         for rank in _list(reply.reply.get("ranks"))
     ]
-    status, answer = combined(CallResult(replies, failed), "Success.")
+    status, answer = combined(CallResult(replies, failed))
     if everything:
         answer["ranks"] = everything
     if different:

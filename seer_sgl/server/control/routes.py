@@ -7,13 +7,14 @@ from typing import Any
 from aiohttp import web
 
 from seer_sgl.backend.calls import CALL_S, limited
+from seer_sgl.backend.replies import EnginesFailed
 from seer_sgl.errors import SeerError
 from seer_sgl.server.auth import add_admin_route
 from seer_sgl.server.errors import BadRequest, http_error, public
 from seer_sgl.server.json import json_response, refusal
 from seer_sgl.server.service import Service
 
-from .answers import Answer
+from .answers import Answer, combined
 from .calls import TO_EACH, ControlCalls
 
 POST, GET_POST = ("POST",), ("GET", "POST")
@@ -64,6 +65,8 @@ def _handler(service: Service, work: Work) -> Handler:
         try:
             body = await http.read()
             status, answer = await service.backend.to_the_end(work(http, body))
+        except EnginesFailed as error:
+            status, answer = combined(error.result)
         except SeerError as error:
             known = http_error(error)
             if known is None:
