@@ -10,8 +10,7 @@ from seer_sgl.engine.stream import END as SEPARATOR
 
 from .errors import HttpError, public
 
-JSON_TYPE = "application/json"
-JSON = {"Content-Type": JSON_TYPE}
+JSON = {"Content-Type": "application/json"}
 EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 END = PREFIX + b" " + DONE + SEPARATOR  # of a stream
 _encoder = msgspec.json.Encoder()
@@ -32,10 +31,10 @@ def json_response(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=dumps(value), status=status, headers=JSON)
 
 
-def refusal(error: HttpError, **fields: Any) -> web.Response:
-    """Returns the response of an error. `fields`: of its body, beside those of all errors."""
-    message = public(str(error))
-    response = json_response({**fields, "error": {"message": message}}, error.status)
+def refusal(error: HttpError, /, **fields: Any) -> web.Response:
+    """Returns the response of an error. `fields`: of its body, beside or in place of `error`."""
+    body = {"error": {"message": public(str(error))}, **fields}
+    response = json_response(body, error.status)
     if error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s)
     return response

@@ -250,16 +250,14 @@ async def test_a_text_that_no_engine_can_take_is_refused_before_it_is_tokenised(
 
 
 async def test_an_engines_failure_names_no_file_of_the_server() -> None:
-    fake = FakeSGLang(longest=1000)
-    async with served(fake) as it:
+    fake = FakeSGLang()
+    async with served(fake, timing=Timing(poll_s=60.0)) as it:
         engine = it.service.fleet.engines[0]
         why = "its process ended with status 9; its log: /srv/logs/e0.log"
         engine._server = lambda: Server(phase=ServerPhase.ENDED, why=why)
-        fake.away = True
-        status, reply = await it.post("/model_info")
-        assert status == 405
-        fake.faults.extend(["reset"] * 50)
-        async with it.session.get(f"{it.url}/server_info") as refused:
-            assert refused.status == 503
-            assert "/srv" not in await refused.text()
-        assert "/srv" not in str(reply)
+        fake.die()
+        for method, path in (("GET", "/server_info"), ("POST", "/v1/completions")):
+            async with it.session.request(method, it.url + path, json={"prompt": "a"}) as refused:
+                text = await refused.text()
+            assert (refused.status, "ended with status 9" in text) == (503, True), text
+            assert "/srv" not in text

@@ -3,24 +3,23 @@
 import functools
 import logging
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
 
-from seer_sgl.errors import InputError, RolloutError
-
-from ..errors import BadRequest, HttpError, Unavailable
-from ..json import json_response
+from ..errors import HttpError, http_error, public
+from ..json import refusal
 
 logger = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TYPES = {400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError"}
 
 
-def error_object(message: str, status: int) -> dict[str, Any]:
+def error_object(error: HttpError) -> dict[str, Any]:
     """Returns SGLang's description of an error."""
+    status = error.status
     kind = TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
+    message = public(str(error))
     return {"object": "error", "message": message, "type": kind, "param": None, "code": status}
 
 
@@ -31,31 +30,15 @@ def with_errors(handler: Handler) -> Handler:
     async def handle(http: web.Request) -> web.StreamResponse:
         try:
             return await handler(http)
-        except ConnectionError:
-            raise  # the client has left
-        except HttpError as error:
-            return _response(error)
-        except web.HTTPException as error:
-            return _answer(error.reason, error.status)
-        except InputError as error:
-            return _response(BadRequest(str(error)))
-        except RolloutError as error:
-            return _response(Unavailable(str(error)))
-        except Exception:
-            logger.exception("%s %s failed", http.method, http.path)
-            return _answer("internal error", HTTPStatus.INTERNAL_SERVER_ERROR)
+        except (ConnectionError, web.HTTPException):
+            raise  # the client has left, or aiohttp has the answer
+        except Exception as error:
+            known = http_error(error)
+            if known is None:
+                logger.exception("%s %s failed", http.method, http.path)
+                known = HttpError("internal error")
+            fields = error_object(known)
+            nested = {name: fields[name] for name in ("message", "type", "param", "code")}
+            return refusal(known, **fields, error=nested)
 
     return handle
-
-
-def _response(error: HttpError) -> web.Response:
-    response = _answer(str(error), error.status)
-    if error.retry_after_s is not None:
-        response.headers["Retry-After"] = str(error.retry_after_s)
-    return response
-
-
-def _answer(message: str, status: int) -> web.Response:
-    fields = error_object(message, status)
-    nested = {name: fields[name] for name in ("message", "type", "param", "code")}
-    return json_response({**fields, "error": nested}, status)

@@ -40,7 +40,7 @@ async def stream_events(
             async for index in positions:
                 error = answers[index].error
                 if error is not None:
-                    await _send(response, {"error": error_object(str(error), error.status)})
+                    await _send(response, {"error": error_object(error)})
                     break
                 newest[index] = await _send_new(response, index, replies, chunks)
             else:
