@@ -5,15 +5,18 @@ serving_chat.py).
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+
+from seer_sgl.admission.sglang_fields import SamplingFields
 
 from ..decode import decode_fields
 from ..generate_body import GenerateRequest, misread, require_neutral
 from ..passthrough.reasons import NotDivisible
 
 Json = dict[str, Any]
+T = TypeVar("T", bound="OpenAIBody")
 # Fields that SGLang ignores, or that change nothing in the response.
 IGNORED = (
     *("user", "best_of", "suffix", "custom_labels", "parallel_tool_calls", "stream_reasoning"),
@@ -89,25 +92,11 @@ class OpenAIBody(msgspec.Struct, kw_only=True):
     session_id: str | int | None = None
     """Conversation: its next turn prefers the engine that has its KV."""
 
-    def shared_parameters(self) -> Json:
-        """Returns SGLang's sampling parameters that both endpoints set alike."""
-        return {
-            "min_new_tokens": self.min_tokens,
-            "stop": self.stop,
-            "stop_token_ids": self.stop_token_ids,
-            "stop_regex": self.stop_regex,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "regex": self.regex,
-            "ebnf": self.ebnf,
-            "n": self.n,
-            "no_stop_trim": self.no_stop_trim,
-            "ignore_eos": self.ignore_eos,
-            "skip_special_tokens": self.skip_special_tokens,
-            "logit_bias": self.logit_bias,
-            "custom_params": self.custom_params,
-            "sampling_seed": self.seed,
-        }
+    def parameters(self) -> Json:
+        """Returns SGLang's sampling parameters, most of which are fields of the same name."""
+        names = SamplingFields.__struct_fields__
+        same = {name: getattr(self, name) for name in self.__struct_fields__ if name in names}
+        return same | {"min_new_tokens": self.min_tokens, "sampling_seed": self.seed}
 
     def generate(self, prompt: Json, parameters: Json, logprobs: bool) -> GenerateRequest:
         """Returns the request to `/generate`. `prompt`: `text` or `input_ids`."""
@@ -152,15 +141,7 @@ class CompletionBody(OpenAIBody, kw_only=True):
         """Returns the request to `/generate`. Raises NotDivisible."""
         if self.logprobs:
             raise NotDivisible("logprobs")
-        parameters = self.shared_parameters() | {
-            "max_new_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "json_schema": self.json_schema,
-        }
+        parameters = self.parameters() | {"max_new_tokens": self.max_tokens}
         return self.generate(self._prompt(), parameters, self.logprobs is not None)
 
     def _prompt(self) -> Json:
@@ -231,7 +212,7 @@ class ChatBody(OpenAIBody, kw_only=True):
             name: defaults[name] if getattr(self, name) is None else getattr(self, name)
             for name in DEFAULTS
         }
-        parameters = self.shared_parameters() | chosen
+        parameters = self.parameters() | chosen
         parameters["max_new_tokens"] = self.max_completion_tokens or self.max_tokens
         parameters["skip_special_tokens"] = self.skip_special_tokens and not self.uses_tools
         return self.generate({"input_ids": prompt_ids}, parameters, self.logprobs)
@@ -247,34 +228,13 @@ DEFAULTS: Mapping[str, float] = {
 }
 
 
-class Decoder(Protocol):
-    """Decodes a body of one kind."""
-
-    def decode(self, buf: bytes, /) -> Any: ...
-
-
-_completions = msgspec.json.Decoder(CompletionBody)
-_chats = msgspec.json.Decoder(ChatBody)
-
-
-def read_completion(body: bytes) -> CompletionBody:
+def read_openai(body: bytes, kind: type[T]) -> T:
     """Returns a decoded body. Raises NotDivisible, and BadRequest if it is not a JSON object."""
-    read: CompletionBody = _read(body, _completions, CompletionBody.__struct_fields__)
-    return read
-
-
-def read_chat(body: bytes) -> ChatBody:
-    """Returns a decoded body. Raises NotDivisible, and BadRequest if it is not a JSON object."""
-    read: ChatBody = _read(body, _chats, ChatBody.__struct_fields__)
-    return read
-
-
-def _read(body: bytes, decoder: Decoder, known: tuple[str, ...]) -> Any:
-    require_neutral(decode_fields(body), (*known, *IGNORED), NEUTRAL)
+    require_neutral(decode_fields(body), (*kind.__struct_fields__, *IGNORED), NEUTRAL)
     try:
-        read = decoder.decode(body)
+        found = msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
         raise NotDivisible(misread(error)) from error
-    if ":" in read.model:
+    if ":" in found.model:
         raise NotDivisible("lora_path")  # SGLang reads `model:adapter`
-    return read
+    return found

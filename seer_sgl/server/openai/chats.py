@@ -16,7 +16,7 @@ from ..passthrough.reasons import NotDivisible
 from ..passthrough.send import OWN
 from ..service import Service
 from ..streams import finished
-from .bodies import DEFAULTS, ChatBody, read_chat
+from .bodies import DEFAULTS, ChatBody, read_openai
 from .chat_response import ChatResponse
 from .engines import Engines, Facts
 from .events import stream_events
@@ -44,7 +44,7 @@ class Chats:
         body, service = await http.read(), self._service
         prompt_ids: list[int] | None = None
         try:
-            chat = read_chat(body)
+            chat = read_openai(body, ChatBody)
             if any(name.lower().startswith(OWN) for name in http.headers):
                 raise NotDivisible("sglext")
             facts = await self._engines.facts()

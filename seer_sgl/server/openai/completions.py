@@ -14,7 +14,7 @@ from ..passthrough.openai import send_openai
 from ..passthrough.reasons import NotDivisible
 from ..service import Service
 from ..streams import finished
-from .bodies import CompletionBody, read_completion
+from .bodies import CompletionBody, read_openai
 from .engines import Engines, Facts
 from .events import stream_events
 from .parts import OpenAIResponse, TokenBytes, completion_logprobs, ending, usage, usage_so_far
@@ -33,7 +33,7 @@ class Completions:
         """Answers a request like SGLang, divided if its fields allow it."""
         body, service = await http.read(), self._service
         try:
-            request = read_completion(body)
+            request = read_openai(body, CompletionBody)
             facts = await self._engines.facts()
             if facts.completion_template is not None:
                 raise NotDivisible("completion_template")
