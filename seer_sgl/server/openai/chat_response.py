@@ -9,7 +9,7 @@ from typing_extensions import override
 from ..calls import Call
 from .bodies import ChatBody
 from .engines import Facts
-from .parts import OpenAIResponse, TokenBytes, chat_logprobs, ending, usage, usage_so_far
+from .parts import OpenAIResponse, TokenBytes, chat_logprobs, ending, usage
 
 Json = dict[str, Any]
 
@@ -41,7 +41,7 @@ class ChatResponse(OpenAIResponse):
                 sent = len(triples)
             chunk = self._chunk(event, choice)
             if self._usage_always:
-                chunk["usage"] = usage_so_far(event, cached=self._cached)
+                chunk["usage"] = usage([event], 1, cached=self._cached)
             yield chunk
         self._sent[index] = (characters + len(delta), sent)
 

@@ -17,7 +17,7 @@ from ..streams import finished
 from .bodies import CompletionBody, read_openai
 from .engines import Engines, Facts
 from .events import stream_events
-from .parts import OpenAIResponse, TokenBytes, completion_logprobs, ending, usage, usage_so_far
+from .parts import OpenAIResponse, TokenBytes, completion_logprobs, ending, usage
 
 Json = dict[str, Any]
 
@@ -94,7 +94,7 @@ class CompletionResponse(OpenAIResponse):
                 choice["prompt_token_ids"] = self._calls[index].prompt_ids.tolist()
         chunk = self._chunk(event, choice)
         if self._usage_always:
-            chunk["usage"] = usage_so_far(event, cached=False)
+            chunk["usage"] = usage([event], 1, cached=False)
         yield chunk
 
     def last(self, events: list[Json]) -> Iterator[Json]:

@@ -72,34 +72,18 @@ class OpenAIResponse(ABC):
 def usage(events: Sequence[Json], n: int, *, cached: bool) -> Json:
     """Returns SGLang's usage (UsageProcessor). `cached`: with cached tokens.
 
-    `events`: of each response; those of one prompt follow each other.
+    `events`: of each response, also of one in progress; those of one prompt follow each other.
     """
-    prompts = [event["meta_info"] for event in events[::n]]
-    tokens = sum(meta["prompt_tokens"] for meta in prompts)
-    return _usage(
-        tokens,
-        sum(event["meta_info"]["completion_tokens"] for event in events),
-        sum(meta["cached_tokens"] for meta in prompts) if cached else 0,
-        sum(event["meta_info"]["reasoning_tokens"] for event in events),
-    )
-
-
-def usage_so_far(event: Json, *, cached: bool) -> Json:
-    """Returns the usage of one response in progress."""
-    meta = event["meta_info"]
-    cached_tokens = meta["cached_tokens"] if cached else 0
-    return _usage(
-        meta["prompt_tokens"], meta["completion_tokens"], cached_tokens, meta["reasoning_tokens"]
-    )
-
-
-def _usage(prompt: int, completion: int, cached: int, reasoning: int) -> Json:
+    metas = [event["meta_info"] for event in events]
+    prompt = sum(meta["prompt_tokens"] for meta in metas[::n])
+    completion = sum(meta["completion_tokens"] for meta in metas)
+    cached_tokens = sum(meta["cached_tokens"] for meta in metas[::n]) if cached else 0
     return {
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,
         "completion_tokens": completion,
-        "prompt_tokens_details": {"cached_tokens": cached} if cached else None,
-        "reasoning_tokens": reasoning,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens} if cached_tokens else None,
+        "reasoning_tokens": sum(meta["reasoning_tokens"] for meta in metas),
     }
 
 
