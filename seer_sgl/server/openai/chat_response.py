@@ -25,28 +25,28 @@ class ChatResponse(OpenAIResponse):
     ) -> None:
         super().__init__(chat, calls, facts, token_bytes)
         self._chat = chat
-        self._sent: dict[int, tuple[int, int]] = {}  # characters and log probabilities
+        self._logprobs: dict[int, list[Any]] = {}  # of tokens that are not in a chunk yet
 
+    @override
     def chunks(self, index: int, event: Json) -> Iterator[Json]:
-        """Yields the chunks of a stream with what is new in a response."""
-        if index not in self._sent:
+        if index not in self._logprobs:
             yield self._chunk(event, self._delta(index, role="assistant", content=""))
-        characters, sent = self._sent.get(index, (0, 0))
-        delta = event["text"][characters:]
-        if delta:
-            triples = event["meta_info"].get("output_token_logprobs", [])
-            choice = self._delta(index, content=delta)
-            if len(triples) > sent:
-                choice["logprobs"] = chat_logprobs(triples[sent:], self._token_bytes)
-                sent = len(triples)
-            chunk = self._chunk(event, choice)
-            if self._usage_always:
-                chunk["usage"] = usage([event], 1, cached=self._cached)
-            yield chunk
-        self._sent[index] = (characters + len(delta), sent)
+        waiting = self._logprobs.get(index, [])
+        waiting += event["meta_info"].get("output_token_logprobs", [])
+        self._logprobs[index] = waiting
+        if not event["text"]:
+            return
+        choice = self._delta(index, content=event["text"])
+        if waiting:
+            choice["logprobs"] = chat_logprobs(waiting, self._token_bytes)
+            self._logprobs[index] = []
+        chunk = self._chunk(event, choice)
+        if self._usage_always:
+            chunk["usage"] = usage([event], 1, cached=self._cached)
+        yield chunk
 
+    @override
     def last(self, events: list[Json]) -> Iterator[Json]:
-        """Yields what follows the last text: how each response ended, and the usage."""
         for index, event in enumerate(events):
             yield self._chunk(event, self._delta(index) | ending(event))
         if self._usage:

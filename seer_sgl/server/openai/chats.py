@@ -62,10 +62,9 @@ class Chats:
             return await send_openai(service, http, body, error.reason, known)
         with service.started(batch.calls) as answers:
             response = ChatResponse(chat, batch.calls, facts, tokenizer.token_bytes)
-            replies = replies_of(service, batch, answers)
+            replies = replies_of(service, batch, answers, incremental=chat.stream)
             if chat.stream:
-                chunks, last = response.chunks, response.last
-                return await stream_events(http, answers, replies, chunks, last)
+                return await stream_events(http, answers, replies, response)
             events = await finished(answers, replies)
             for event in events:
                 if reasoning is not None and mode is not None:

@@ -50,10 +50,9 @@ class Completions:
             response = CompletionResponse(
                 request, batch.calls, facts, prompts, tokenizer.token_bytes
             )
-            replies = replies_of(service, batch, answers)
+            replies = replies_of(service, batch, answers, incremental=request.stream)
             if request.stream:
-                chunks, last = response.chunks, response.last
-                return await stream_events(http, answers, replies, chunks, last)
+                return await stream_events(http, answers, replies, response)
             return json_response(response.whole(await finished(answers, replies)))
 
 
@@ -73,23 +72,19 @@ class CompletionResponse(OpenAIResponse):
         super().__init__(request, calls, facts, token_bytes)
         self._request = request
         self._prompts = prompts
-        self._sent: dict[int, tuple[int, int, int]] = {}  # characters, log probabilities, tokens
+        self._begun: set[int] = set()  # responses of which a chunk was sent
 
+    @override
     def chunks(self, index: int, event: Json) -> Iterator[Json]:
-        """Yields the chunk of a stream with what is new in a response."""
-        first = index not in self._sent
-        characters, logprobs, tokens = self._sent.get(index, (0, 0, 0))
-        text, ids = event["text"], event["output_ids"]
-        triples = event["meta_info"].get("output_token_logprobs", [])
-        self._sent[index] = (len(text), len(triples), len(ids))
-        delta = text[characters:]
-        if first:
-            delta = self._before(index) + delta
-        choice: Json = {"index": index, "text": delta, "logprobs": None, **ending(event)}
-        if len(triples) > logprobs:
-            choice["logprobs"] = completion_logprobs(triples[logprobs:], self._token_bytes)
+        first = index not in self._begun
+        self._begun.add(index)
+        text = self._before(index) + event["text"] if first else event["text"]
+        choice: Json = {"index": index, "text": text, "logprobs": None, **ending(event)}
+        triples = event["meta_info"].get("output_token_logprobs")
+        if triples:
+            choice["logprobs"] = completion_logprobs(triples, self._token_bytes)
         if self._request.return_token_ids:
-            choice["token_ids"] = ids[tokens:]
+            choice["token_ids"] = event["output_ids"]
             if first:
                 choice["prompt_token_ids"] = self._calls[index].prompt_ids.tolist()
         chunk = self._chunk(event, choice)
@@ -97,8 +92,8 @@ class CompletionResponse(OpenAIResponse):
             chunk["usage"] = usage([event], 1, cached=False)
         yield chunk
 
+    @override
     def last(self, events: list[Json]) -> Iterator[Json]:
-        """Yields what follows the last text."""
         if not self._usage:
             return
         chunk = self._chunk(events[-1])

@@ -1,7 +1,7 @@
 """Server-sent events of completions and chats."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
@@ -12,6 +12,7 @@ from ..meta_info import Reply
 from ..streaming import streaming
 from ..streams import as_they_come
 from .errors import error_object
+from .parts import OpenAIResponse
 
 Json = dict[str, Any]
 
@@ -20,14 +21,12 @@ async def stream_events(
     http: web.Request,
     answers: Sequence[Answer],
     replies: Sequence[Reply],
-    chunks: Callable[[int, Json], Iterator[Json]],
-    last: Callable[[list[Json]], Iterator[Json]],
+    made: OpenAIResponse,
 ) -> web.StreamResponse:
     """Sends the responses as they grow. Raises the error of one that fails before the first event,
     and ConnectionError if the client leaves.
 
-    `chunks`: of the response at a position, and its newest reply. `last`: of all replies, at the
-    end.
+    `replies`: incremental ones, of which `made` makes chunks.
     """
     newest: list[Json] = [{}] * len(answers)
     async with contextlib.aclosing(as_they_come(answers)) as positions:
@@ -36,32 +35,25 @@ async def stream_events(
         if error is not None:
             raise error
         async with streaming(http, EVENTS) as response:
-            newest[first] = await _send_new(response, first, replies, chunks)
+            newest[first] = await _send_new(response, first, replies[first], made)
             async for index in positions:
                 error = answers[index].error
                 if error is not None:
-                    await _send(response, {"error": error_object(error)})
+                    await response.write(event_of({"error": error_object(error)}))
                     break
-                newest[index] = await _send_new(response, index, replies, chunks)
+                newest[index] = await _send_new(response, index, replies[index], made)
             else:
-                for chunk in last(newest):
-                    await _send(response, chunk)
+                for chunk in made.last(newest):
+                    await response.write(event_of(chunk))
             await response.write(END)
     return response
 
 
 async def _send_new(
-    response: web.StreamResponse,
-    index: int,
-    replies: Sequence[Reply],
-    chunks: Callable[[int, Json], Iterator[Json]],
+    response: web.StreamResponse, index: int, reply: Reply, made: OpenAIResponse
 ) -> Json:
-    """Sends what is new in a response, and returns its newest reply."""
-    event = replies[index].event()
-    for chunk in chunks(index, event):
-        await _send(response, chunk)
+    """Sends what is new in a reply, and returns it."""
+    event = reply.event()
+    for chunk in made.chunks(index, event):
+        await response.write(event_of(chunk))
     return event
-
-
-async def _send(response: web.StreamResponse, chunk: Json) -> None:
-    await response.write(event_of(chunk))

@@ -5,7 +5,7 @@ An event is a reply of `/generate` (meta_info.Reply).
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from ..calls import Call
@@ -52,6 +52,14 @@ class OpenAIResponse(ABC):
             "metadata": {key: first[key] for key in ("weight_version", "weight_versions")},
             "seer": [event["meta_info"]["seer"] for event in events],
         }
+
+    @abstractmethod
+    def chunks(self, index: int, event: Json) -> Iterator[Json]:
+        """Yields the chunks of a stream with what is new in a response, which the event has."""
+
+    @abstractmethod
+    def last(self, events: list[Json]) -> Iterator[Json]:
+        """Yields what follows the last text. `events`: the newest of each response."""
 
     def _chunk(self, event: Json, *choices: Json) -> Json:
         return self._envelope(self.chunk_name, event, choices)

@@ -1,6 +1,7 @@
 """Completions and chats on fake engines: what is divided, what goes through, what is refused."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -75,17 +76,25 @@ async def test_choices_are_in_the_order_of_prompts_and_echo_theirs(it: Served) -
 
 async def test_streams_carry_the_same_text_as_the_whole_reply(it: Served) -> None:
     body: Json = {"max_tokens": LIMIT, "seed": SEED}
-    reply = await ok(it, COMPLETIONS, prompt=" w100", **body)
-    parts = await events(it, COMPLETIONS, prompt=" w100", **body)
+    completion: Json = {"prompt": " w100", "logprobs": 0, "return_token_ids": True, **body}
+    (whole_choice,) = (await ok(it, COMPLETIONS, **completion))["choices"]
+    parts = await events(it, COMPLETIONS, **completion)
     assert len(parts) > LIMIT / CHUNK
-    pieces = [part["choices"][0]["text"] for part in parts]
-    assert "".join(pieces) == reply["choices"][0]["text"]
-    reply = await ok(it, CHAT, messages=MESSAGES, **body)
-    parts = await events(it, CHAT, messages=MESSAGES, **body)
+    pieces = [part["choices"][0] for part in parts]
+    assert "".join(piece["text"] for piece in pieces) == whole_choice["text"]
+    assert [id_ for piece in pieces for id_ in piece["token_ids"]] == whole_choice["token_ids"]
+    found = [piece["logprobs"]["token_logprobs"] for piece in pieces if piece["logprobs"]]
+    assert list(itertools.chain(*found)) == whole_choice["logprobs"]["token_logprobs"]
+    chat: Json = {"messages": MESSAGES, "logprobs": True, **body}
+    (whole_choice,) = (await ok(it, CHAT, **chat))["choices"]
+    parts = await events(it, CHAT, **chat)
     deltas = [part["choices"][0]["delta"] for part in parts]
     assert deltas[0] == {"role": "assistant", "content": "", "reasoning_content": None}
     said = "".join(delta.get("content", "") for delta in deltas)
-    assert said == reply["choices"][0]["message"]["content"]
+    assert said == whole_choice["message"]["content"]
+    found = [part["choices"][0]["logprobs"] for part in parts]
+    contents = [each["content"] for each in found if each]
+    assert list(itertools.chain(*contents)) == whole_choice["logprobs"]["content"]
     assert parts[-1]["choices"][0]["finish_reason"] == "length"
 
 
