@@ -8,9 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from seer_sgl.engine.answers import ask_object
 from seer_sgl.engine.client import HttpEngine
-from seer_sgl.errors import EngineError
 from seer_sgl.types import Sampling, token_array
 
 from .calls import Answer, Call
@@ -168,8 +166,8 @@ class Info:
 
     async def _load(self, engine: HttpEngine, query: str) -> dict[str, Any] | None:
         try:
-            answer = await self._got(engine, "/v1/loads" + query)
-        except EngineError:
+            answer = await self._service.description(engine, "/v1/loads" + query)
+        except Unavailable:
             return None
         if engine.info.dp_size > 1:  # the server answers for all its ranks
             rank = engine.info.dp_rank
@@ -178,13 +176,7 @@ class Info:
         return answer
 
     async def _asked(self, path: str) -> dict[str, Any]:
-        try:
-            return await self._got(self._service.any_engine(), path)
-        except EngineError as error:
-            raise Unavailable(str(error)) from error
-
-    async def _got(self, engine: HttpEngine, path: str) -> dict[str, Any]:
-        return await ask_object(engine, path, self._service.timing.control_timeout_s)
+        return await self._service.description(self._service.any_engine(), path)
 
 
 def _entries(answer: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import logging
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import web
 
@@ -17,10 +17,11 @@ from seer_sgl.config import Config, ServerConfig
 from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.response_text import ResponseText
 from seer_sgl.driver.tokenizer import Tokenizer
+from seer_sgl.engine.answers import ask_object
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.engine_types import EngineInfo
-from seer_sgl.errors import EngineUnavailable, RolloutError
+from seer_sgl.errors import EngineError, EngineUnavailable, RolloutError
 from seer_sgl.rollout.rollout import Rollout
 
 from .calls import Answer, Call
@@ -49,36 +50,20 @@ class Service:
     def __init__(self, rollout: Rollout) -> None:
         self.rollout = rollout
         self.config: Config = rollout.config
+        self.settings: ServerConfig = rollout.config.server  # the config section `server`
         self.timing = rollout.timing
-        self.generation = Generation(rollout.driver, self.settings)
+        self.backend: Backend = rollout.backend
+        self.driver: Driver = rollout.driver
+        self.fleet: Fleet = rollout.fleet
+        self.generation = Generation(self.driver, self.settings)
         self.rollouts = Rollouts(rollout, self.generation, self.settings)
         self.passthrough = PassthroughReasons()
         self.pinned = Pinned()
         self.progress = SignsOfWork()
-        rollout.driver.observe(self.progress)
+        self.driver.observe(self.progress)
         self._passthroughs: set[Passthrough] = set()  # queued or in flight
         self._token_texts: dict[int, str] = {}
         self._threads = ThreadPoolExecutor(THREADS, "read-body")
-
-    @property
-    def settings(self) -> ServerConfig:
-        """The config section `server`."""
-        return self.config.server
-
-    @property
-    def backend(self) -> Backend:
-        """The engines, and what changes in them."""
-        return self.rollout.backend
-
-    @property
-    def driver(self) -> Driver:
-        """The driver of the fleet."""
-        return self.rollout.driver
-
-    @property
-    def fleet(self) -> Fleet:
-        """The running engines."""
-        return self.rollout.fleet
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -94,18 +79,29 @@ class Service:
         """Returns an engine by its id; None if it has left."""
         return next((e for e in self.fleet.engines if e.info.engine_id == engine_id), None)
 
+    def serving(self) -> list[HttpEngine]:
+        """Returns the engines that serve. Raises Unavailable if there is none."""
+        serving = [e for e in self.fleet.engines if self.serves(e.info.engine_id)]
+        if not serving:
+            raise Unavailable("no engine serves")
+        return serving
+
     def any_engine(self) -> HttpEngine:
         """Returns an engine that serves. Raises Unavailable if there is none."""
-        for engine in self.fleet.engines:
-            if self.serves(engine.info.engine_id):
-                return engine
-        raise Unavailable("no engine serves")
+        return self.serving()[0]
 
     def serves(self, engine_id: str) -> bool:
         """Returns whether the driver sends chunks to an engine."""
         with contextlib.suppress(KeyError):
             return self.driver.available(engine_id)
         return False
+
+    async def description(self, engine: HttpEngine, path: str) -> dict[str, Any]:
+        """Returns the JSON object at a path of an engine. Raises Unavailable."""
+        try:
+            return await ask_object(engine, path, self.timing.control_timeout_s)
+        except EngineError as error:
+            raise Unavailable(str(error)) from error
 
     def infos(self) -> list[EngineInfo]:
         """Returns the descriptions of the engines. Raises Unavailable without engines."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from seer_sgl.engine.answers import EngineAnswer, ask, ask_object
+from seer_sgl.engine.answers import EngineAnswer, ask
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineError
 
@@ -89,8 +89,7 @@ class Engines:
 
         Raises Unavailable if no engine serves.
         """
-        self._service.any_engine()
-        engines, turn = self._serving(), next(self._turn)
+        engines, turn = self._service.serving(), next(self._turn)
         for number in range(len(engines)):
             engine = engines[(turn + number) % len(engines)]
             with contextlib.suppress(EngineError):
@@ -130,16 +129,10 @@ class Engines:
         answer = await self.ask("POST", "/parse_function_call", body)
         return answer.decoded(ParsedCalls)
 
-    def _serving(self) -> list[HttpEngine]:
-        return [e for e in self._service.fleet.engines if self._service.serves(e.info.engine_id)]
-
     async def _read_facts(self, engine: HttpEngine) -> Facts:
         merged: dict[str, Any] = {}
         for path in ("/server_info", "/model_info"):
-            try:
-                merged |= await ask_object(engine, path)
-            except EngineError as error:
-                raise Unavailable(str(error)) from error
+            merged |= await self._service.description(engine, path)
         known = {name: merged[name] for name in Facts.__struct_fields__ if name in merged}
         try:
             facts = msgspec.convert(known, Facts)
