@@ -20,8 +20,7 @@ from .meta_info import Reply
 from .passthrough.body import PassthroughBody, passthrough_body
 from .passthrough.reasons import NotDivisible
 from .service import THREAD_BYTES, Service
-from .streaming import streaming
-from .streams import as_they_come, finished
+from .streams import as_they_come, finished, streaming
 
 IMAGES = "image_data"
 SESSION_HEADER = "X-SMG-Routing-Key"  # of SGLang's router

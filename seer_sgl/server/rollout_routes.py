@@ -32,7 +32,7 @@ from .rollout_body import NDJSON, AcceptBody, RejectBody, decoded, read_rollout
 from .rollout_progress import progress, summary
 from .rollout_served import ServedRollout
 from .rollouts import Rollouts
-from .streaming import streaming
+from .streams import streaming
 
 ROLLOUT_HEADER = "X-Seer-Rollout-Id"
 

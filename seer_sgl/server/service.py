@@ -33,7 +33,7 @@ from .pinned import Pinned
 from .prefixes import EVERY, Prefixes
 from .progress import SignsOfWork
 from .rollouts import Rollouts
-from .streaming import abandon
+from .streams import abandon
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -1,11 +1,17 @@
-"""Waits for several responses: for each step of their progress, or for all to end."""
+"""Answers that are sent piece by piece, and waits for the responses in them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any
+
+from aiohttp import web
 
 from .calls import Answer
 from .meta_info import Reply
+
+logger = logging.getLogger(__name__)
 
 
 async def finished(answers: Sequence[Answer], replies: Sequence[Reply]) -> list[dict[str, Any]]:
@@ -45,3 +51,30 @@ async def as_they_come(answers: Sequence[Answer]) -> AsyncGenerator[int, None]:
         for wait in waits:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def streaming(
+    http: web.Request, headers: Mapping[str, str]
+) -> AsyncIterator[web.StreamResponse]:
+    """Begins an answer, to which the block writes.
+
+    Raises ConnectionError if the client leaves. If the block fails, the connection ends: the error
+    cannot become an answer of its own, and the client would wait for the rest.
+    """
+    response = web.StreamResponse(headers=headers)
+    await response.prepare(http)
+    try:
+        yield response
+    except ConnectionError:
+        raise
+    except Exception as error:
+        logger.exception("%s %s failed half-way", http.method, http.path)
+        abandon(http)
+        raise ConnectionResetError("the rest of the answer is lost") from error
+
+
+def abandon(http: web.Request) -> None:
+    """Ends the connection of a request, so that the client sees that its answer is incomplete."""
+    if http.transport is not None:
+        http.transport.abort()

@@ -9,8 +9,7 @@ from aiohttp import web
 from ..calls import Answer
 from ..json import END, EVENTS, event_of
 from ..meta_info import Reply
-from ..streaming import streaming
-from ..streams import as_they_come
+from ..streams import as_they_come, streaming
 from .errors import error_object
 from .parts import OpenAIResponse
 
