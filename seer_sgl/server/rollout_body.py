@@ -10,6 +10,7 @@ from seer_sgl.config import plain
 from seer_sgl.config.tree import Samples
 from seer_sgl.rollout.prompts import PromptRecord
 
+from .decode import unreadable_as_refusal
 from .errors import BadRequest
 
 NDJSON = "application/x-ndjson"
@@ -20,9 +21,11 @@ JournalName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0
 T = TypeVar("T")
 
 
-class RolloutOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """How to roll groups out."""
+class RolloutBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """The body of `POST /rollout`."""
 
+    groups: list[PromptRecord | str]
+    """The prompts, as in a prompts file."""
     rollout_id: RolloutId | None = None
     """The rollout's name. Default: drawn."""
     sampling: dict[str, Any] | None = None
@@ -41,13 +44,6 @@ class RolloutOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, f
     rollout of these groups, that one continues. Default: none."""
     stream: Literal["groups", "samples"] = "groups"
     """What a line has: a complete group, or one sample as soon as it is finished."""
-
-
-class RolloutBody(RolloutOptions, frozen=True, kw_only=True):
-    """The body of `POST /rollout`."""
-
-    groups: list[PromptRecord | str]
-    """The prompts, as in a prompts file."""
 
 
 class AcceptBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
@@ -96,11 +92,8 @@ def _sampling(text: str) -> dict[str, Any]:
 
 def decoded(body: bytes, kind: type[T]) -> T:
     """Returns a JSON body. Raises BadRequest for anything else."""
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise BadRequest(plain(str(error))) from error
-    except RecursionError as error:
-        raise BadRequest("the body is nested too deeply") from error
-    except (msgspec.DecodeError, ValueError) as error:  # ValueError: a number with 5,000 digits
-        raise BadRequest(f"the body is not JSON: {error}") from error
+    with unreadable_as_refusal("the body"):
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError as error:
+            raise BadRequest(plain(str(error))) from error

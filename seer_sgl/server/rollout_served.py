@@ -26,7 +26,7 @@ from seer_sgl.types import (
 )
 
 from .errors import Conflict
-from .rollout_body import RolloutOptions
+from .rollout_body import RolloutBody
 from .rollout_tally import End, RolloutTally
 
 # Requests submitted ahead of the reader, as a multiple of what the engines can run at once: while
@@ -44,13 +44,14 @@ class ServedRollout(Observer):
     of a rollout of that size in the scheduler from the start, and one that stops holds back the
     groups that were not submitted; submitted ones are decoded to their end and wait in memory.
 
-    session: of which nothing is sent yet; the rollout closes its journal. `released` receives
-    numbers of responses that are no longer in progress, and `ended` is called once.
+    options: the body without its prompts. `session`: of which nothing is sent yet; the rollout
+    closes its journal. `released` receives numbers of responses that are no longer in progress, and
+    `ended` is called once.
     """
 
     def __init__(
         self,
-        options: RolloutOptions,
+        options: RolloutBody,
         session: RolloutSession,
         driver: Driver,
         *,

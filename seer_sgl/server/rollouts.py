@@ -22,7 +22,7 @@ from seer_sgl.types import Prompt, Sampling
 from .errors import BadRequest, Conflict, NotFound
 from .generation import Generation
 from .prefixes import Prefixes
-from .rollout_body import JournalName, RejectBody, RolloutBody, RolloutOptions
+from .rollout_body import JournalName, RejectBody, RolloutBody
 from .rollout_served import ServedRollout
 
 # An ended rollout is kept for the client that asks for its report; a report is a few kilobytes.
@@ -98,7 +98,7 @@ class Rollouts:
             requests = self._require_room(sum(prompt.n for prompt in prompts))
             session = self._rollout.open_session(prompts, start, sampling, journal)
             served = ServedRollout(
-                _options(body),
+                msgspec.structs.replace(body, groups=[]),  # a long rollout need not keep them
                 session,
                 self._rollout.driver,
                 max_inflight=self._rollout.config.scheduling.max_inflight_per_engine,
@@ -219,12 +219,6 @@ class Rollouts:
             if len(self._ended) <= REMEMBERED and age_s < self._rollout.timing.ended_rollout_s:
                 return
             self._ended.popitem(last=False)
-
-
-def _options(body: RolloutBody) -> RolloutOptions:
-    """Returns the options without the prompts, which a long rollout need not keep."""
-    names = RolloutOptions.__struct_fields__
-    return RolloutOptions(**{name: getattr(body, name) for name in names})
 
 
 class _Input(msgspec.Struct):
