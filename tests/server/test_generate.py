@@ -383,16 +383,17 @@ async def test_a_session_whose_turn_failed_ends_after_its_timeout() -> None:
 @pytest.mark.parametrize("ends", ["by its client", "by itself"])
 async def test_the_kv_of_a_conversation_is_kept_until_it_ends(ends: str) -> None:
     fake = FakeSGLang(longest=1000, sessions=True, prompt_lens={})
+    name: str | int = "s" if ends == "by itself" else 7
     timeout_s = 0.01 if ends == "by itself" else 3600.0
     settings = {"session_timeout_s": timeout_s, "group_window_s": 0.01}
     async with served(fake, server=settings) as it:
-        first = await it.generate(**body(1 << 7, session_id="s"))
+        first = await it.generate(**body(1 << 7, session_id=name))
         await it.generate(**body(2 << 7))
         if ends == "by its client":
-            again = {**body(3 << 7, session_id="s")}
+            again = {**body(3 << 7, session_id=name)}
             again["input_ids"] = [*again["input_ids"], *first["output_ids"], 5]
             await it.generate(**again)
-            assert await it.post("/close_session", session_id="s") == (200, None)
+            assert await it.post("/close_session", session_id=name) == (200, None)
         await until(lambda: it.service.generation.sessions == 0)
         named = [call["session_id"] for call in fake.seen if "session_id" in call]
         turns = list(dict.fromkeys(named))

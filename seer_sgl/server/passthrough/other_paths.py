@@ -157,10 +157,11 @@ class OtherPaths:
     async def close_session(self, http: web.Request) -> web.Response:
         """Ends a conversation, or closes one of SGLang's own sessions."""
         body = await http.read()
-        session_id = _plain(decode_fields(body).get("session_id", msgspec.Raw(b"null")))
-        if isinstance(session_id, str) and self._service.generation.end_session(session_id):
+        raw = decode_fields(body).get("session_id")
+        session_id = "" if raw is None else str(decode(raw, "session_id"))
+        if self._service.generation.end_session(session_id):
             return web.Response()
-        engine_id = self._service.pinned.pop(session_id) if isinstance(session_id, str) else None
+        engine_id = self._service.pinned.pop(session_id)
         engine = None if engine_id is None else self._service.engine(engine_id)
         if engine is None:
             return _response(await self._engines.ask("POST", http.path_qs, body))
@@ -203,10 +204,3 @@ def add_other_paths(app: web.Application, service: Service, engines: Engines) ->
 def _response(answer: EngineAnswer) -> web.Response:
     headers = {"Content-Type": answer.content_type}
     return web.Response(status=answer.status, body=answer.body, headers=headers)
-
-
-def _plain(raw: msgspec.Raw) -> Any:
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
-        return None
