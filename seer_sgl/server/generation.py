@@ -68,7 +68,7 @@ class Generation(Observer):
     @property
     def in_progress(self) -> int:
         """The number of responses in progress, those of rollouts included."""
-        return len(self._answers) + len(self._passthroughs) + self._in_rollouts
+        return self.requests + self._in_rollouts
 
     @property
     def requests(self) -> int:
@@ -123,10 +123,11 @@ class Generation(Observer):
         Unavailable if the driver has ended.
         """
         self.require_room(len(calls))
-        names = [call.rid for call in calls]
-        for rid, first in zip(names, _first_positions(names), strict=True):
-            if rid in self._answers or first:
-                raise BadRequest(f"Duplicate request ID detected: {rid}")
+        names = set[str]()
+        for call in calls:
+            if call.rid in self._answers or call.rid in names:
+                raise BadRequest(f"Duplicate request ID detected: {call.rid}")
+            names.add(call.rid)
         answers = [Answer(call, self._clock()) for call in calls]
         for answer in answers:
             self._answers[answer.call.rid] = answer
@@ -171,15 +172,12 @@ class Generation(Observer):
         """
         aborted = [answer for rid, answer in self._answers.items() if named.match(rid)]
         for answer in aborted:
-            self._interrupt(answer)
+            if answer.request is not None:
+                opened = self._siblings.of(answer.request.group)
+                if opened is not None:
+                    opened.interrupted = True
             self.give_up(answer)
         return aborted
-
-    def _interrupt(self, answer: Answer) -> None:
-        if answer.request is not None:
-            opened = self._siblings.of(answer.request.group)
-            if opened is not None:
-                opened.interrupted = True
 
     def give_up(self, answer: Answer) -> None:
         """Ends one response early; its client wants no more of it."""
@@ -354,14 +352,6 @@ class Generation(Observer):
             self._sessions.expire(now)
             for opened in self._siblings.expired(now):
                 self._close(opened)
-
-
-def _first_positions(names: Sequence[str]) -> Iterator[bool]:
-    """Yields for each name whether it has occurred before."""
-    seen: set[str] = set()
-    for name in names:
-        yield name in seen
-        seen.add(name)
 
 
 def _error_of(failure: Failure) -> HttpError:

@@ -55,8 +55,8 @@ class Workers:
         name = http.match_info["id"]
         if name == SERVER:
             return json_response(self._itself(http))
-        info = self._find(name)
-        return _missing(name) if info is None else json_response(self._described(info))
+        engine = self._service.engine(name)
+        return _missing(name) if engine is None else json_response(self._described(engine.info))
 
     async def generate(self, http: web.Request) -> web.Response:
         """SGLang's /generate on one worker, unmodified, which also shows what its weights are."""
@@ -97,7 +97,7 @@ class Workers:
         engine_id = http.match_info["id"]
         if engine_id == SERVER:
             raise Conflict("this server does not leave; name an engine of GET /workers")
-        if self._find(engine_id) is None:
+        if self._service.engine(engine_id) is None:
             return _missing(engine_id)
         self._service.backend.drain(engine_id)
         answer = {
@@ -122,9 +122,6 @@ class Workers:
 
     def _infos(self) -> Sequence[EngineInfo]:
         return [engine.info for engine in self._service.fleet.engines]
-
-    def _find(self, engine_id: str) -> EngineInfo | None:
-        return next((info for info in self._infos() if info.engine_id == engine_id), None)
 
     def _itself(self, http: web.Request) -> dict[str, Any]:
         """Returns this server as the router describes a worker, under the name that the client
