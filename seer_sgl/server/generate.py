@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,6 @@ from aiohttp import web
 
 from seer_sgl.routed_experts import RoutedExperts, base64_of
 
-from .aborted import aborted_replies
 from .calls import Answer
 from .decode import decode_fields
 from .errors import Aborted
@@ -140,12 +140,27 @@ def replies_of(
 
 
 def _aborted(sent: PassthroughBody, version: str) -> web.Response:
-    """Returns the answer to a request that was aborted before an engine had it."""
-    replies = aborted_replies(sent, version)
+    """Returns SGLang's answer to a request that is aborted before an engine has it: a reply without
+    tokens for each response (`_handle_abort_req`). `version`: of the weights."""
+    lengths = [length for length in sent.prompts for _ in range(sent.n)]
+    names = sent.rids if len(sent.rids) == len(lengths) else [uuid.uuid4().hex for _ in lengths]
+    replies: list[dict[str, Any]] = []
+    for index, (name, length) in enumerate(zip(names, lengths, strict=True)):
+        meta: dict[str, Any] = {
+            "id": name,
+            "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
+            "prompt_tokens": length,
+            "completion_tokens": 0,
+            "cached_tokens": 0,
+            "weight_version": version,
+        }
+        if sent.logprobs:
+            meta |= {"input_token_logprobs": [], "output_token_logprobs": []}
+        replies.append({"text": "", "output_ids": [], "meta_info": meta})
+        if sent.stream and not sent.single:
+            replies[-1]["index"] = index
     if not sent.stream:
         return json_response(replies[0] if sent.single else replies)
-    if not sent.single:
-        replies = [{**reply, "index": index} for index, reply in enumerate(replies)]
     return web.Response(body=b"".join([*map(event_of, replies), END]), headers=EVENTS)
 
 
