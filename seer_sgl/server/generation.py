@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from typing_extensions import override
 
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 CALLER = "server"  # the share of all single requests, beside one share per rollout
 STOPPING = "the server is shutting down"
 TICK_S = 0.25  # between two checks for groups to close
+clock = time.monotonic
 
 
 class Generation(Observer):
@@ -45,12 +46,9 @@ class Generation(Observer):
     Use `run` in a task while calls are started.
     """
 
-    def __init__(
-        self, driver: Driver, config: ServerConfig, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, driver: Driver, config: ServerConfig) -> None:
         self._driver = driver
         self._config = config
-        self._clock = clock
         self._siblings = Siblings(config.group_window_s, config.session_timeout_s)
         self._sessions = Sessions(config.session_timeout_s)
         self._answers: dict[str, Answer] = {}  # by rid
@@ -109,7 +107,7 @@ class Generation(Observer):
             why = Unavailable(STOPPING)
             for answer in list(self._answers.values()):
                 self._forget(answer)
-                answer.failed(why, self._clock())
+                answer.failed(why, clock())
             for waiting in self._passthroughs.values():
                 if not waiting.done():
                     waiting.set_exception(why)
@@ -128,7 +126,7 @@ class Generation(Observer):
             if call.rid in self._answers or call.rid in names:
                 raise BadRequest(f"Duplicate request ID detected: {call.rid}")
             names.add(call.rid)
-        answers = [Answer(call, self._clock()) for call in calls]
+        answers = [Answer(call, clock()) for call in calls]
         for answer in answers:
             self._answers[answer.call.rid] = answer
             self._place(answer)
@@ -206,7 +204,7 @@ class Generation(Observer):
             seed=0,
             max_response_len=limit,
             passthrough=send,
-            submitted_at=self._clock(),
+            submitted_at=clock(),
         )
         group.requests = [request]
         ended = self._passthroughs[request.uid] = asyncio.get_running_loop().create_future()
@@ -241,7 +239,7 @@ class Generation(Observer):
         answer = self._by_request.get(request.uid)
         if answer is not None:
             self._forget(answer)
-            answer.finished(self._clock())
+            answer.finished(clock())
 
     @override
     def closed(self, group: Group, failure: Failure | None) -> None:
@@ -260,11 +258,11 @@ class Generation(Observer):
         answer = self._by_request.get(request.uid)
         if answer is not None:
             self._forget(answer)
-            answer.failed(_error_of(failure), self._clock())
+            answer.failed(_error_of(failure), clock())
 
     def _place(self, answer: Answer) -> None:
         """Makes the driver's request for a call, in the group of its siblings."""
-        call, now = answer.call, self._clock()
+        call, now = answer.call, clock()
         opened = self._siblings.find(call)
         if opened is None:
             group = self._new_group(call)
@@ -321,7 +319,7 @@ class Generation(Observer):
             resumed_tokens=answer.resumed,
             streaming=call.stream,
             retain_kv=call.session_id is not None,
-            submitted_at=self._clock(),
+            submitted_at=clock(),
         )
         if given:
             request.prefill(given, self._version())
@@ -348,7 +346,7 @@ class Generation(Observer):
     async def _close_idle(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            now = self._clock()
+            now = clock()
             self._sessions.expire(now)
             for opened in self._siblings.expired(now):
                 self._close(opened)

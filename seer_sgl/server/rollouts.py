@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import secrets
-import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,12 +22,11 @@ from .errors import BadRequest, Conflict, NotFound
 from .generation import Generation
 from .prefixes import Prefixes
 from .rollout_body import JournalName, RejectBody, RolloutBody
-from .rollout_served import ServedRollout
+from .rollout_served import ServedRollout, clock
 
 # An ended rollout is kept for the client that asks for its report; a report is a few kilobytes.
 REMEMBERED = 64
 PROMPTS_PER_STEP = 16  # between them, other clients are served: a prompt may be long to tokenize
-clock = time.monotonic
 Records = Sequence[PromptRecord | str]
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from seer_sgl.engine_types import EngineLoad
 from seer_sgl.report.report import tail_begin
+from seer_sgl.server.generation import CALLER
 from seer_sgl.server.monitoring.histories import CELLS, GAP_CELLS, FleetHistory
 from seer_sgl.server.monitoring.tails import Tails
 
@@ -11,7 +12,7 @@ from seer_sgl.server.monitoring.tails import Tails
 @pytest.mark.parametrize("requests", [1, 2, 9, 10, 11, 64, 100])
 def test_the_tail_of_a_rollout_is_that_of_the_report(requests: int) -> None:
     ended: list[float] = []
-    tails = Tails(ended.append, single="server")
+    tails = Tails(ended.append)
     times = [float(number * number) for number in range(requests)]
     tails.submitted("run", requests, "name")
     for at in times:
@@ -22,7 +23,7 @@ def test_the_tail_of_a_rollout_is_that_of_the_report(requests: int) -> None:
 
 
 def test_a_tail_begins_when_a_tenth_is_left_and_ends_when_more_groups_come() -> None:
-    tails = Tails(lambda _: None, single="server")
+    tails = Tails(lambda _: None)
     tails.submitted("run", 10, "name")
     for at in range(8):
         tails.finished("run", float(at))
@@ -35,12 +36,12 @@ def test_a_tail_begins_when_a_tenth_is_left_and_ends_when_more_groups_come() -> 
 
 def test_single_requests_and_rollouts_without_a_finished_request_have_no_tail() -> None:
     ended: list[float] = []
-    tails = Tails(ended.append, single="server")
-    tails.submitted("server", 1, "name")
-    tails.finished("server", 1.0)
+    tails = Tails(ended.append)
+    tails.submitted(CALLER, 1, "name")
+    tails.finished(CALLER, 1.0)
     tails.submitted("run", 3, "name")
     tails.ended("run")
-    tails.ended("server")
+    tails.ended(CALLER)
     tails.ended("unknown")
     assert not ended
     assert list(tails.progress(5.0)) == []

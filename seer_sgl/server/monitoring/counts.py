@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import msgspec
@@ -16,6 +16,7 @@ from .histories import FleetHistory
 from .latency import Latencies
 from .tails import Tails
 
+clock = time.monotonic
 PASSTHROUGH = "passthrough"  # the finish reason of a request whose answer was not read
 
 
@@ -34,13 +35,7 @@ class ServerCounts(FleetCounts):
     requests that have ended, by finish reason or by why their group was given up.
     """
 
-    def __init__(
-        self,
-        engines: Iterable[EngineInfo],
-        latencies: Latencies,
-        single: str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, engines: Iterable[EngineInfo], latencies: Latencies) -> None:
         super().__init__(engines)
         self.unfinished: dict[str, Request] = {}
         self.started: dict[str, Request] = {}
@@ -48,9 +43,8 @@ class ServerCounts(FleetCounts):
         self.groups: dict[str, GroupInProgress] = {}  # by uid
         self.ends: Counter[str] = Counter()
         self.latencies = latencies
-        self.tails = Tails(latencies.tail, single)
+        self.tails = Tails(latencies.tail)
         self.history = FleetHistory(clock())
-        self._clock = clock
 
     @property
     def pending(self) -> int:
@@ -60,7 +54,7 @@ class ServerCounts(FleetCounts):
     def oldest_s(self) -> float:
         """Returns the age of the oldest unfinished request in seconds; 0 without any."""
         oldest = next(iter(self.unfinished.values()), None)
-        return 0.0 if oldest is None else max(0.0, self._clock() - oldest.submitted_at)
+        return 0.0 if oldest is None else max(0.0, clock() - oldest.submitted_at)
 
     def longest_running(self, most: int) -> Iterator[Request]:
         """Yields unfinished requests, those that started first before the others."""
@@ -90,14 +84,14 @@ class ServerCounts(FleetCounts):
 
     @override
     def streamed(self, request: Request, ids: object, logprobs: object) -> None:
-        self.latencies.streamed(request, self._clock())
+        self.latencies.streamed(request, clock())
 
     @override
     def grown(self, result: ChunkResult) -> None:
         super().grown(result)
         self.running.pop(result.chunk.request.uid, None)
         if result.reply is not None:
-            self.history.generated(self._clock(), len(result.reply.ids))
+            self.history.generated(clock(), len(result.reply.ids))
 
     @override
     def lost(self, result: ChunkResult) -> None:
@@ -106,7 +100,7 @@ class ServerCounts(FleetCounts):
 
     @override
     def finished(self, request: Request, sample: Sample) -> None:
-        now = self._clock()
+        now = clock()
         self._end(request)
         reason: str = request.finish_reason or "abort"
         if request.failure is not None:

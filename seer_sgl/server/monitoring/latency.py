@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Histogram
 
+from seer_sgl.server.generation import CALLER
 from seer_sgl.types import Request
 
 FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -11,12 +12,9 @@ REQUEST_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3
 
 
 class Latencies:
-    """The histograms of one server. Seconds since the driver received a request.
+    """The histograms of one server. Seconds since the driver received a request."""
 
-    `single`: the driver's caller of single requests.
-    """
-
-    def __init__(self, registry: CollectorRegistry, single: str) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._first_token = Histogram(
             "seer_time_to_first_token_seconds",
             "Time from a streamed request's submission until its first tokens arrived.",
@@ -38,7 +36,6 @@ class Latencies:
             registry=registry,
         )
         self._single, self._rollout = request.labels("single"), request.labels("rollout")
-        self._caller = single
         self._awaited: set[str] = set()  # streamed requests without a token, by uid
 
     def submitted(self, requests: Sequence[Request]) -> None:
@@ -53,7 +50,7 @@ class Latencies:
 
     def finished(self, request: Request, now: float) -> None:
         """Records that a request has all its tokens."""
-        single = request.group.caller == self._caller
+        single = request.group.caller == CALLER
         histogram = self._single if single else self._rollout
         histogram.observe(max(0.0, now - request.submitted_at))
 

@@ -1,17 +1,15 @@
 """`ServerMonitor`: the counts of one server, and the registry of its metrics."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from seer_sgl.server.generation import CALLER
 from seer_sgl.server.service import Service
 
-from .counts import ServerCounts
+from .counts import ServerCounts, clock
 from .drafting import DraftReader
 from .families import families
 from .latency import Latencies
@@ -24,13 +22,10 @@ class ServerMonitor(Collector):
     Each server has a registry of its own.
     """
 
-    def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
-        self.counts = ServerCounts(
-            service.driver.engines, Latencies(self.registry, CALLER), CALLER, clock
-        )
+        self.counts = ServerCounts(service.driver.engines, Latencies(self.registry))
         self._service = service
-        self._clock = clock
         self._draft_reader = DraftReader(service.fleet)
         self._scraped: Snapshot | None = None
         self.registry.register(self)
@@ -57,7 +52,7 @@ class ServerMonitor(Collector):
             sessions=service.generation.sessions,
             rollouts={served.caller: served for served in service.rollouts.in_progress},
             paused=driver.paused,
-            now=self._clock(),
+            now=clock(),
         )
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from seer_sgl.report.report import before_tail, tail_begin
+from seer_sgl.server.generation import CALLER
 
 
 class RolloutProgress(NamedTuple):
@@ -20,13 +21,12 @@ class RolloutProgress(NamedTuple):
 class Tails:
     """The rollouts in progress, by the driver's caller.
 
-    `record` receives the seconds of the tail of each rollout that ends. `single`: the caller of
-    single requests, which has no tail.
+    `record` receives the seconds of the tail of each rollout that ends. Single requests have no
+    tail.
     """
 
-    def __init__(self, record: Callable[[float], object], single: str) -> None:
+    def __init__(self, record: Callable[[float], object]) -> None:
         self._record = record
-        self._single = single
         self._names: dict[str, str] = {}  # by caller
         self._submitted: dict[str, int] = {}  # requests, by caller
         self._finished: dict[str, array[float]] = {}  # when, ascending
@@ -38,7 +38,7 @@ class Tails:
 
     def submitted(self, caller: str, requests: int, name: str) -> None:
         """Adds requests of a caller. `name`: of the rollout, for people."""
-        if caller != self._single:
+        if caller != CALLER:
             self._names.setdefault(caller, name)
             self._submitted[caller] = self._submitted.get(caller, 0) + requests
 
