@@ -191,7 +191,6 @@ class Service:
         self.passthrough.count(reason)
         passthrough = Passthrough(
             http,
-            http.path_qs,
             body,
             rids,
             self.engine,

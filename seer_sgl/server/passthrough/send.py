@@ -38,7 +38,6 @@ class Passthrough:
     def __init__(
         self,
         http: web.Request,
-        path: str,
         body: bytes,
         rids: Sequence[str],
         find: Find,
@@ -47,7 +46,6 @@ class Passthrough:
         abort_again_s: float,
     ) -> None:
         self._http = http
-        self._path = path
         self._body = body
         self._rids = rids
         self._find = find
@@ -80,7 +78,7 @@ class Passthrough:
         self._returned.clear()
         begun = False
         try:
-            request = (self._http.method, self._path, self._body, self._headers)
+            request = (self._http.method, self._http.path_qs, self._body, self._headers)
             async with engine.send(*request) as answer:
                 begun = True
                 await self._pass_on(answer)
@@ -96,7 +94,7 @@ class Passthrough:
             else:
                 raise
         except Exception:  # a defect ends this request, not the driver
-            logger.exception("%s was not passed on", self._path)
+            logger.exception("%s was not passed on", self._http.path_qs)
             self.broken = True
         finally:
             self.engine_id = None
