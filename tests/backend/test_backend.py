@@ -16,15 +16,12 @@ from seer_sgl.processes.child import LOG_PATH
 from seer_sgl.server.control.answers import updated
 from seer_sgl.server.prefixes import Prefixes
 from tests.fake_sglang import FakeSGLang, serving
+from tests.server.generating import LIMIT, PROMPT, SEED, generating
 from tests.server.helpers import Fakes, Served, served, tensor_entry, two, under_way, whole
 from tests.support.fleets import rolling
 from tests.support.waiting import until
 
 from .trainers import DISK, TENSOR, TRAINERS, Trainer
-
-PROMPT = [5, 6, 7, 8]
-SEED = 1 << 20
-LIMIT = 400
 
 
 @pytest.fixture(params=TRAINERS)
@@ -34,11 +31,6 @@ def trainer(request: pytest.FixtureRequest, it: Served) -> Trainer:
 
 
 TENSORS = (tensor_entry("a"), tensor_entry("b"))
-
-
-def generating(it: Served) -> "asyncio.Task[Any]":
-    params = {"max_new_tokens": LIMIT, "sampling_seed": SEED}
-    return asyncio.create_task(it.generate(input_ids=PROMPT, sampling_params=params))
 
 
 def check(reply: Any, fakes: Fakes, *versions: str) -> None:
@@ -83,7 +75,7 @@ async def test_an_engine_that_missed_an_update_is_stale_until_the_next(
     assert said.kind == "ok" and "e1" in said.message, "the fleet serves the new weights"
     assert list(it.service.driver.stale) == ["e1"]
     assert set((await generating(it))["meta_info"]["seer"]["engines"]) == {"e0"}
-    info = await (await it.session.get(f"{it.url}/server_info")).json()
+    _, info = await it.ask("GET", "/server_info")
     assert [each["stale"] is None for each in info["seer"]["engines"]] == [True, False]
     fakes[1].refused.clear()
     assert (await trainer.update("v3")).kind == "ok"

@@ -34,6 +34,11 @@ class Served(NamedTuple):
             assert reply.status == 200, await reply.text()
             return await reply.json()
 
+    async def ask(self, method: str, path: str) -> tuple[int, Any]:
+        """Returns status and JSON reply of a request without a body."""
+        async with self.session.request(method, f"{self.url}{path}") as reply:
+            return reply.status, await reply.json(content_type=None)
+
     async def post(self, path: str, **fields: Any) -> tuple[int, Any]:
         """Returns status and JSON reply of a POST."""
         async with self.session.post(f"{self.url}{path}", json=fields) as reply:

@@ -8,18 +8,10 @@ import pytest
 from seer_sgl.backend.replies import read_reply
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
+from tests.server.generating import LIMIT, PROMPT, SEED, generating
 from tests.server.helpers import Fakes, Served, served, two, whole
 from tests.support.timing import QUICK
 from tests.support.waiting import polled, until
-
-PROMPT = [5, 6, 7, 8]
-SEED = 1 << 20
-LIMIT = 400
-
-
-def generating(it: Served, seed: int = SEED, **more: Any) -> "asyncio.Task[Any]":
-    params = {"max_new_tokens": LIMIT, "sampling_seed": seed}
-    return asyncio.create_task(it.generate(input_ids=PROMPT, sampling_params=params, **more))
 
 
 def is_prefix(reply: dict[str, Any], seed: int, fake: FakeSGLang) -> bool:
@@ -38,9 +30,8 @@ async def test_a_pause_keeps_tokens_and_continues_with_them(
     assert [fake.paused for fake in fakes] == [mode, mode]
     seen = [len(fake.seen) for fake in fakes]
     later = generating(it, seed=3 << 20)
-    async with it.session.get(f"{it.url}/health_generate") as health:
-        assert health.status == 200, "a paused server is not ill"
-    info = await (await it.session.get(f"{it.url}/server_info")).json()
+    assert (await it.ask("GET", "/health_generate"))[0] == 200, "a paused server is not ill"
+    _, info = await it.ask("GET", "/server_info")
     (hold,) = info["seer"]["held"]
     assert hold["reason"] == "pause_generation" and hold["seconds"] >= 0
     assert [len(fake.seen) for fake in fakes] == seen
@@ -151,9 +142,8 @@ async def test_aborts_by_name_by_prefix_and_of_all(it: Served, fakes: Fakes) -> 
 
 async def test_the_cache_is_flushed_once_nothing_runs(it: Served, fakes: Fakes) -> None:
     for method in ("GET", "POST"):
-        async with it.session.request(method, f"{it.url}/flush_cache?timeout=3") as reply:
-            answer = await reply.json()
-        assert (reply.status, answer["success"]) == (200, True)
+        status, answer = await it.ask(method, "/flush_cache?timeout=3")
+        assert (status, answer["success"]) == (200, True)
         assert answer["message"].startswith("Cache flushed.")
     running = generating(it)
     await until(lambda: any(fake.running for fake in fakes))
@@ -186,11 +176,6 @@ async def test_no_tag_of_memory_is_released_or_resumed_twice(it: Served, fakes: 
         ]
 
 
-async def ready(it: Served) -> tuple[int, str]:
-    async with it.session.get(f"{it.url}/ready") as reply:
-        return reply.status, await reply.text()
-
-
 async def test_a_misspelled_tag_parks_nothing() -> None:
     fake = FakeSGLang(longest=1000)
     async with served(fake) as it:
@@ -199,7 +184,7 @@ async def test_a_misspelled_tag_parks_nothing() -> None:
             assert status == 400
             assert answer["message"] == "tags: 'weight' is none of kv_cache, weights, cuda_graph"
         assert not fake.calls
-        assert await ready(it) == (200, "")
+        assert await it.ask("GET", "/ready") == (200, None)
         await generating(it, seed=7 << 7)
 
 
@@ -207,17 +192,16 @@ async def test_a_server_that_dispatches_nothing_is_not_ready_and_says_why() -> N
     fake = FakeSGLang(longest=1000)
     async with served(fake) as it:
         await it.post("/release_memory_occupation", tags=["weights"])
-        status, why = await ready(it)
-        assert (status, "release_memory_occupation" in why) == (503, True)
+        status, why = await it.ask("GET", "/ready")
+        assert (status, "release_memory_occupation" in str(why)) == (503, True)
         await it.post("/resume_memory_occupation")
         assert not fake.released
         await it.post("/pause_generation", mode="retract")
-        status, why = await ready(it)
-        assert (status, "pause_generation" in why) == (503, True)
-        async with it.session.get(f"{it.url}/health") as healthy:
-            assert healthy.status == 200
+        status, why = await it.ask("GET", "/ready")
+        assert (status, "pause_generation" in str(why)) == (503, True)
+        assert (await it.ask("GET", "/health"))[0] == 200
         await it.post("/continue_generation")
-        assert await ready(it) == (200, "")
+        assert await it.ask("GET", "/ready") == (200, None)
 
 
 async def test_memory_that_one_engine_could_not_release_is_released_by_a_second_call(
@@ -348,7 +332,7 @@ async def test_a_hold_ends_although_the_last_engine_has_left(begin: str, end: st
     async with served(fake) as it:
         url = it.service.fleet.engines[0].info.url
         assert (await it.post(begin))[0] == 200
-        await it.session.delete(f"{it.url}/workers/e0")
+        await it.ask("DELETE", "/workers/e0")
         await until(lambda: not it.service.fleet.engines)
         await it.post(end)
         assert not it.service.backend.holds
@@ -363,7 +347,7 @@ async def test_an_engine_that_cannot_resume_its_memory_ends_the_hold_when_it_lea
     fakes[1].refused["/resume_memory_occupation"] = 500
     assert (await it.post("/resume_memory_occupation"))[0] == 500
     assert it.service.backend.holds, "e1 would generate without its KV"
-    await it.session.delete(f"{it.url}/workers/e1")
+    await it.ask("DELETE", "/workers/e1")
     assert len((await generating(it))["output_ids"]) == LIMIT
 
 

@@ -5,57 +5,52 @@ import contextlib
 import json
 import signal
 import sys
-from typing import Any
 
 import aiohttp
 import pytest
 
 from seer_sgl.processes.child import free_port
-from seer_sgl.server.command import generating
+from seer_sgl.server import command
 from tests.fake_sglang import FakeSGLang, serving
-from tests.server.helpers import Served, served, whole
+from tests.server.generating import PROMPT, generating
+from tests.server.helpers import served, whole
 from tests.support.waiting import until
 
 LONG = 5000
-PROMPT = [5, 6]
-
-
-def asking(it: Served, seed: int, limit: int, **more: Any) -> "asyncio.Task[Any]":
-    params = {"max_new_tokens": limit, "sampling_seed": seed << 7}
-    return asyncio.create_task(it.generate(input_ids=PROMPT, sampling_params=params, **more))
+FIRST, SECOND = 90_000 << 7, 90_001 << 7  # seeds of responses that are longer
 
 
 async def test_requests_finish_or_end_with_their_tokens_and_new_ones_are_refused() -> None:
     fake = FakeSGLang(longest=100_000, delay_s=0.01)
     async with served(fake) as it:
-        short = asking(it, 90_000, 40)
-        long = asking(it, 90_001, LONG)
+        short = generating(it, FIRST, 40)
+        long = generating(it, SECOND, LONG)
         await until(lambda: len(fake.seen) > 3)
         draining = asyncio.create_task(it.service.drain(60.0))
         await asyncio.sleep(0)
         status, reply = await it.post("/generate", input_ids=PROMPT)
         assert (status, reply["error"]["message"]) == (503, "the server is shutting down")
-        async with it.session.get(f"{it.url}/ready") as ready:
-            assert (ready.status, "shutting down" in await ready.text()) == (503, True)
+        status, reply = await it.ask("GET", "/ready")
+        assert (status, "shutting down" in str(reply)) == (503, True)
         first = await short
         assert not long.done() and not draining.done()
         draining.cancel()
         await it.service.drain(0.0)  # as after the time
         second = await long
     assert first["meta_info"]["finish_reason"]["type"] == "length"
-    assert first["output_ids"] == whole(90_000 << 7, 2, fake, 40)
+    assert first["output_ids"] == whole(FIRST, len(PROMPT), fake, 40)
     assert second["meta_info"]["finish_reason"]["type"] == "abort"
     ids = second["output_ids"]
     assert 8 <= len(ids) < LONG
-    assert ids == whole(90_001 << 7, 2, fake, LONG)[: len(ids)]
+    assert ids == whole(SECOND, len(PROMPT), fake, LONG)[: len(ids)]
 
 
 async def test_a_request_that_waits_for_a_pause_ends_too() -> None:
     fake = FakeSGLang(longest=100_000, delay_s=0.01)
     async with served(fake) as it:
         await it.post("/pause_generation", mode="retract")
-        waiting = asking(it, 90_000, LONG)
-        sent_on = asking(it, 90_001, LONG, top_logprobs_num=1)
+        waiting = generating(it, FIRST, LONG)
+        sent_on = generating(it, SECOND, LONG, top_logprobs_num=1)
         await until(lambda: it.service.generation.requests == 2)
         await it.service.drain(0.0)
         for each in (waiting, sent_on):
@@ -65,8 +60,8 @@ async def test_a_request_that_waits_for_a_pause_ends_too() -> None:
 async def test_generating_drains_when_it_is_cancelled() -> None:
     fake = FakeSGLang(longest=100_000, delay_s=0.01)
     async with served(fake, server={"drain_s": 30.0}) as it:
-        work = asyncio.create_task(generating(it.service))
-        request = asking(it, 90_000, 40)
+        work = asyncio.create_task(command.generating(it.service))
+        request = generating(it, FIRST, 40)
         await until(lambda: len(fake.seen) > 1)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -85,13 +80,13 @@ async def test_sigterm_costs_no_token_of_a_running_request() -> None:
             "server.drain_s=1",
         )
         options = [part for each in overrides for part in ("--set", each)]
-        command = [sys.executable, "-m", "seer_sgl", "serve", "--port", str(port), *options]
-        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        arguments = [sys.executable, "-m", "seer_sgl", "serve", "--port", str(port), *options]
+        process = await asyncio.create_subprocess_exec(*arguments, stderr=asyncio.subprocess.PIPE)
         try:
             assert process.stderr is not None
             while b"serving 1 engines" not in await process.stderr.readline():
                 assert process.returncode is None
-            params = {"max_new_tokens": LONG, "sampling_seed": 90_000 << 7}
+            params = {"max_new_tokens": LONG, "sampling_seed": FIRST}
             body = {"input_ids": PROMPT, "sampling_params": params}
             call = asyncio.create_task(session.post(f"http://127.0.0.1:{port}/generate", json=body))
             await until(lambda: len(fake.seen) > 3)
@@ -104,4 +99,4 @@ async def test_sigterm_costs_no_token_of_a_running_request() -> None:
     assert reply["meta_info"]["finish_reason"]["type"] == "abort"
     ids = reply["output_ids"]
     assert len(ids) >= 3 * 16
-    assert ids == whole(90_000 << 7, 2, fake, LONG)[: len(ids)]
+    assert ids == whole(FIRST, len(PROMPT), fake, LONG)[: len(ids)]

@@ -17,8 +17,7 @@ from tests.support.waiting import polled, until
 
 
 async def health(it: Served) -> int:
-    async with it.session.get(f"{it.url}/health_generate") as reply:
-        return reply.status
+    return (await it.ask("GET", "/health_generate"))[0]
 
 
 @contextlib.asynccontextmanager
@@ -54,8 +53,7 @@ async def test_an_idle_engine_is_healthy_after_one_token() -> None:
     fake = FakeSGLang()
     async with served(fake) as it:
         assert await health(it) == 200
-        async with it.session.get(f"{it.url}/ready") as reply:
-            assert reply.status == 200
+        assert (await it.ask("GET", "/ready"))[0] == 200
     assert [call["sampling_params"]["max_new_tokens"] for call in fake.seen] == [1]
 
 
@@ -71,9 +69,7 @@ async def test_a_load_that_is_none_hides_no_other(ranks: int, loads: Any) -> Non
 
     plugin = {"version": "1", "missing": [], "instance": "i", "weights": "w"}
     strange = Strange(dp_size=ranks, plugin=plugin)
-    async with (
-        served(strange, FakeSGLang()) as it,
-        it.session.get(f"{it.url}/v1/loads?strange=1") as reply,
-    ):
-        assert reply.status == 200
-        assert [each["dp_rank"] for each in (await reply.json())["loads"]] == [0]
+    async with served(strange, FakeSGLang()) as it:
+        status, answer = await it.ask("GET", "/v1/loads?strange=1")
+    assert status == 200
+    assert [each["dp_rank"] for each in answer["loads"]] == [0]

@@ -360,8 +360,8 @@ async def test_a_deleted_rollout_ends_with_what_is_complete() -> None:
             assert {row["engine"] for row in tail if row["engine"]} == {"e0"}
             status, _ = await it.post("/rollout", groups=prompts(1), rollout_id="doomed")
             assert status == 409
-            async with it.session.delete(f"{it.url}/rollout/doomed") as reply:
-                assert (await reply.json())["state"] == "aborted"
+            _, deleted = await it.ask("DELETE", "/rollout/doomed")
+            assert deleted["state"] == "aborted"
             (end,) = await stream.rest()
         await assert_all_free(it)
         fake.gate.set()

@@ -2,29 +2,19 @@
 that stays."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
+from tests.server.generating import LIMIT, PROMPT, SEED, generating
 from tests.server.helpers import Fakes, Served, served, tensor_entry, two, under_way, whole
 from tests.support.timing import QUICK
 from tests.support.waiting import polled, until
 
-PROMPT = [5, 6, 7, 8]
-SEED = 1 << 20
-LIMIT = 400
 DISK, TENSOR = "/update_weights_from_disk", "/update_weights_from_tensor"
 DISTRIBUTED = "/update_weights_from_distributed"
-
-
 A, B = tensor_entry("a"), tensor_entry("b")
-
-
-def generating(it: Served, **more: Any) -> "asyncio.Task[Any]":
-    params = {"max_new_tokens": LIMIT, "sampling_seed": SEED}
-    return asyncio.create_task(it.generate(input_ids=PROMPT, sampling_params=params, **more))
 
 
 @pytest.mark.parametrize("path", [DISTRIBUTED, TENSOR])
@@ -191,7 +181,7 @@ async def test_a_collective_update_does_not_begin_without_a_member_of_its_group(
     group = {"group_name": "g", "rank_offset": 1, "world_size": 3}
     async with served(*fakes) as it:
         assert (await it.post("/init_weights_update_group", **group))[0] == 200
-        await it.session.delete(f"{it.url}/workers/e1")
+        await it.ask("DELETE", "/workers/e1")
         await until(lambda: len(it.service.fleet.engines) == 1)
         status, answer = await it.post(DISTRIBUTED, group_name="g", weight_version="v2")
         assert (status, answer["success"]) == (409, False) and "e1" in answer["message"]
@@ -244,7 +234,7 @@ async def test_an_engine_is_stopped_only_after_the_update_that_it_takes_part_in(
     it: Served, fakes: Fakes
 ) -> None:
     update = await under_way(it.post(DISK, model_path="new", weight_version="v2"), *fakes)
-    await it.session.delete(f"{it.url}/workers/e1")
+    await it.ask("DELETE", "/workers/e1")
     await asyncio.sleep(0.05)
     assert len(it.service.fleet.engines) == 2
     assert list((await update)[1]["engines"]) == ["e0", "e1"]

@@ -1,41 +1,23 @@
 """`/workers`: engines join and are drained while requests run, in sglang_router's shapes."""
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang, serving
-from tests.server.helpers import Served, served, whole
+from tests.server.generating import LIMIT, PROMPT, generating
+from tests.server.helpers import served, whole
 from tests.support.waiting import until
-
-PROMPT = [5, 6, 7, 8]
-LIMIT = 400
 
 
 def fake_engine(**more: Any) -> FakeSGLang:
     return FakeSGLang(longest=10_000, delay_s=0.01, **more)
 
 
-async def get(it: Served, path: str) -> tuple[int, Any]:
-    async with it.session.get(it.url + path) as reply:
-        return reply.status, await reply.json()
-
-
-async def remove(it: Served, path: str) -> tuple[int, Any]:
-    async with it.session.delete(it.url + path) as reply:
-        return reply.status, await reply.json()
-
-
-def generating(it: Served, seed: int) -> "asyncio.Task[Any]":
-    params = {"max_new_tokens": LIMIT, "sampling_seed": seed}
-    return asyncio.create_task(it.generate(input_ids=PROMPT, sampling_params=params))
-
-
 async def test_the_server_is_the_only_worker_and_names_its_engines() -> None:
     async with served(fake_engine(), fake_engine(tp_size=2)) as it:
-        status, answer = await get(it, "/workers")
+        status, answer = await it.ask("GET", "/workers")
         assert status == 200 and answer["total"] == 1
         assert answer["stats"] == {"prefill_count": 0, "decode_count": 0, "regular_count": 1}
         (server,) = answer["workers"]
@@ -55,10 +37,10 @@ async def test_the_server_is_the_only_worker_and_names_its_engines() -> None:
         }
         assert first.keys() == server.keys()
         assert second["metadata"]["ranks"] == "2"
-        assert await get(it, "/workers/e1") == (200, second)
-        assert await get(it, "/workers/server") == (200, server)
-        assert (await remove(it, "/workers/server"))[0] == 409
-        status, missing = await get(it, "/workers/e7")
+        assert await it.ask("GET", "/workers/e1") == (200, second)
+        assert await it.ask("GET", "/workers/server") == (200, server)
+        assert (await it.ask("DELETE", "/workers/server"))[0] == 409
+        status, missing = await it.ask("GET", "/workers/e7")
         assert (status, missing["code"]) == (404, "WORKER_NOT_FOUND")
 
 
@@ -82,7 +64,7 @@ async def test_an_engine_joins_and_another_is_drained_while_requests_run() -> No
             answer = await reply.json()
         assert (answer["status"], answer["worker_id"], answer["url"]) == ("accepted", "e1", url)
         await until(lambda: len(second.seen) >= 20)
-        status, answer = await remove(it, "/workers/e0")
+        status, answer = await it.ask("DELETE", "/workers/e0")
         assert (status, answer["worker_id"]) == (202, "e0")
         await until(lambda: len(it.service.fleet.engines) == 1)
         assert first.running == 0
@@ -90,7 +72,7 @@ async def test_an_engine_joins_and_another_is_drained_while_requests_run() -> No
         for seed, task in running.items():
             assert (await task)["output_ids"] == whole(seed, len(PROMPT), first, LIMIT)
         assert len(first.seen) == seen
-        assert (await remove(it, "/workers/e0"))[0] == 404
+        assert (await it.ask("DELETE", "/workers/e0"))[0] == 404
 
 
 async def test_a_server_without_engines_serves_those_that_join() -> None:
@@ -117,7 +99,7 @@ async def test_neither_a_known_engine_under_any_name_nor_this_server_joins() -> 
         ):
             status, answer = await it.post("/workers", url=wrong)
             assert status == 400 and why in answer["error"]["message"], answer
-        assert len((await get(it, "/workers"))[1]["engines"]) == 1
+        assert len((await it.ask("GET", "/workers"))[1]["engines"]) == 1
 
 
 async def test_an_engine_that_does_not_fit_is_refused() -> None:
@@ -135,7 +117,7 @@ async def test_an_engine_that_does_not_fit_is_refused() -> None:
         ):
             status, answer = await it.post("/workers", **wrong)
             assert status == 400 and why in answer["error"]["message"], answer
-        assert len((await get(it, "/workers"))[1]["engines"]) == 1
+        assert len((await it.ask("GET", "/workers"))[1]["engines"]) == 1
 
 
 ROUTES = {
