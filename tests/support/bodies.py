@@ -6,8 +6,6 @@ from typing import Any
 from tests.server.helpers import Served
 
 PROMPT = [5, 6, 7, 8]
-
-
 LIMIT = 40
 
 
@@ -16,8 +14,9 @@ def body(seed: int, **more: Any) -> dict[str, Any]:
     return {"input_ids": PROMPT, "sampling_params": params, **more}
 
 
-async def events(it: Served, **fields: Any) -> list[dict[str, Any]]:
-    async with it.session.post(f"{it.url}/generate", json={**fields, "stream": True}) as reply:
+async def events(it: Served, path: str = "/generate", **fields: Any) -> list[dict[str, Any]]:
+    async with it.session.post(f"{it.url}{path}", json={**fields, "stream": True}) as reply:
+        assert reply.status == 200, await reply.text()
         assert reply.headers["Content-Type"].startswith("text/event-stream")
         lines = (await reply.text()).split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]

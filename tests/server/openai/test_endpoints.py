@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from tests.server.chat_fake import CHAT_PROMPT, ChatFake, model_folder, word_of
 from tests.server.helpers import CHUNK, Served, served, whole
+from tests.support.bodies import events
 from tests.support.waiting import until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -40,14 +40,6 @@ async def ok(it: Served, path: str, **fields: Any) -> Json:
     assert status == 200, reply
     assert isinstance(reply, dict)
     return reply
-
-
-async def events(it: Served, path: str, **fields: Any) -> list[Json]:
-    async with it.session.post(f"{it.url}{path}", json={**fields, "stream": True}) as reply:
-        assert reply.status == 200, await reply.text()
-        lines = (await reply.text()).split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
 
 async def test_a_completion_of_many_chunks_is_the_undivided_one(it: Served, fake: ChatFake) -> None:
@@ -177,15 +169,14 @@ async def test_a_completion_without_tokens_reaches_no_engine(
     ],
 )
 async def test_engines_that_do_more_than_generate_get_requests_whole(
-    tmp_path: Path, arguments: Json, fields: Json | None, reason: str
+    it: Served, fake: ChatFake, arguments: Json, fields: Json | None, reason: str
 ) -> None:
-    fake = ChatFake(arguments={"chat_template": "x.jinja", **arguments})
-    async with served(fake, model={"path": model_folder(tmp_path)}) as it:
-        if fields is None:
-            await ok(it, COMPLETIONS, prompt=" w100")
-        else:
-            await ok(it, CHAT, messages=MESSAGES, **fields)
-        assert it.service.passthrough.counts == {reason: 1}
+    fake.arguments |= arguments
+    if fields is None:
+        await ok(it, COMPLETIONS, prompt=" w100")
+    else:
+        await ok(it, CHAT, messages=MESSAGES, **fields)
+    assert it.service.passthrough.counts == {reason: 1}
 
 
 async def test_what_an_engine_does_not_render_is_answered_by_an_engine(
@@ -196,57 +187,59 @@ async def test_what_an_engine_does_not_render_is_answered_by_an_engine(
     assert it.service.passthrough.counts == {"messages": 1}
 
 
-async def test_calls_of_functions_are_those_that_an_engine_finds(tmp_path: Path) -> None:
-    fake = ChatFake(arguments={"chat_template": "x.jinja", "tool_call_parser": "qwen"})
+async def test_calls_of_functions_are_those_that_an_engine_finds(
+    it: Served, fake: ChatFake
+) -> None:
+    fake.arguments["tool_call_parser"] = "qwen"
     call = {"tool_index": 0, "name": "f", "parameters": '{"a": 1}'}
     fake.parsed = {"normal_text": "well", "calls": [call]}
     fake.longest = 1
-    async with served(fake, model={"path": model_folder(tmp_path)}) as it:
-        reply = await ok(it, CHAT, messages=MESSAGES, tools=[TOOL])
-        (choice,) = reply["choices"]
-        (called,) = choice["message"]["tool_calls"]
-        assert called["function"] == {"name": "f", "arguments": '{"a": 1}'}
-        assert choice["message"]["content"] == "well"
-        assert (choice["finish_reason"], choice["matched_stop"]) == ("tool_calls", None)
-        asked = [body for path, body in fake.received if path == "/parse_function_call"]
-        assert asked[0]["tool_call_parser"] == "qwen" and asked[0]["tools"] == [TOOL]
-        fake.parsed = None  # the parser fails: the text stays as it is
-        reply = await ok(it, CHAT, messages=MESSAGES, tools=[TOOL])
-        assert reply["choices"][0]["message"]["tool_calls"] is None
+    reply = await ok(it, CHAT, messages=MESSAGES, tools=[TOOL])
+    (choice,) = reply["choices"]
+    (called,) = choice["message"]["tool_calls"]
+    assert called["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert choice["message"]["content"] == "well"
+    assert (choice["finish_reason"], choice["matched_stop"]) == ("tool_calls", None)
+    asked = [body for path, body in fake.received if path == "/parse_function_call"]
+    assert asked[0]["tool_call_parser"] == "qwen" and asked[0]["tools"] == [TOOL]
+    fake.parsed = None  # the parser fails: the text stays as it is
+    reply = await ok(it, CHAT, messages=MESSAGES, tools=[TOOL])
+    assert reply["choices"][0]["message"]["tool_calls"] is None
 
 
 @pytest.mark.parametrize("opened", [True, False])
-async def test_reasoning_is_what_an_engine_separates(tmp_path: Path, opened: bool) -> None:
-    fake = ChatFake(
-        arguments={"chat_template": "x.jinja", "reasoning_parser": "qwen3"}, opens_reasoning=opened
-    )
-    async with served(fake, model={"path": model_folder(tmp_path)}) as it:
-        ask: Json = {"messages": MESSAGES, "max_tokens": 12, "seed": SEED}
-        reply = await ok(it, CHAT, **ask, return_token_ids=True)
-        (choice,) = reply["choices"]
-        words = text_of(choice["response_token_ids"]).split()
-        message = choice["message"]
-        assert message["reasoning_content"] == (words[0] if opened else None)
-        assert message["content"].split() == words[opened:]
-        await ok(it, CHAT, **ask)
-        probes = [body for path, body in fake.received if path == CHAT]
-        assert len(probes) == 1  # for all chats with the same template variables
-        reply = await ok(it, CHAT, **ask, separate_reasoning=False)
-        assert reply["choices"][0]["message"]["content"].split() == words
-        await ok(it, CHAT, **ask, stream=True)
-        assert it.service.passthrough.counts == {"reasoning_parser": 1}
+async def test_reasoning_is_what_an_engine_separates(
+    it: Served, fake: ChatFake, opened: bool
+) -> None:
+    fake.arguments["reasoning_parser"] = "qwen3"
+    fake.opens_reasoning = opened
+    ask: Json = {"messages": MESSAGES, "max_tokens": 12, "seed": SEED}
+    reply = await ok(it, CHAT, **ask, return_token_ids=True)
+    (choice,) = reply["choices"]
+    words = text_of(choice["response_token_ids"]).split()
+    message = choice["message"]
+    assert message["reasoning_content"] == (words[0] if opened else None)
+    assert message["content"].split() == words[opened:]
+    await ok(it, CHAT, **ask)
+    probes = [body for path, body in fake.received if path == CHAT]
+    assert len(probes) == 1  # for all chats with the same template variables
+    reply = await ok(it, CHAT, **ask, separate_reasoning=False)
+    assert reply["choices"][0]["message"]["content"].split() == words
+    await ok(it, CHAT, **ask, stream=True)
+    assert it.service.passthrough.counts == {"reasoning_parser": 1}
 
 
-async def test_engines_are_not_asked_to_generate_while_generation_is_held(tmp_path: Path) -> None:
-    fake = ChatFake(arguments={"chat_template": "x.jinja", "reasoning_parser": "qwen3"})
-    async with served(fake, model={"path": model_folder(tmp_path)}) as it:
-        await it.post("/pause_generation", mode="retract")
-        chat = asyncio.create_task(ok(it, CHAT, messages=MESSAGES, max_tokens=1))
-        await until(lambda: "/separate_reasoning" in [path for path, _ in fake.received])
-        await asyncio.sleep(0.1)
-        assert CHAT not in [path for path, _ in fake.received]
-        await it.post("/continue_generation")
-        await chat
+async def test_engines_are_not_asked_to_generate_while_generation_is_held(
+    it: Served, fake: ChatFake
+) -> None:
+    fake.arguments["reasoning_parser"] = "qwen3"
+    await it.post("/pause_generation", mode="retract")
+    chat = asyncio.create_task(ok(it, CHAT, messages=MESSAGES, max_tokens=1))
+    await until(lambda: "/separate_reasoning" in [path for path, _ in fake.received])
+    await asyncio.sleep(0.1)
+    assert CHAT not in [path for path, _ in fake.received]
+    await it.post("/continue_generation")
+    await chat
 
 
 async def test_the_model_decides_the_defaults_of_chats(
