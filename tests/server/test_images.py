@@ -12,6 +12,7 @@ from seer_sgl.rollout import images
 from seer_sgl.server import generate_body
 from seer_sgl.server.passthrough import media
 from tests.server.helpers import served
+from tests.server.rollout_client import groups_of, rollout
 from tests.support.images import PLACEHOLDER, ImageEngine, data_url
 
 SEED = 77 << 7
@@ -207,12 +208,9 @@ async def test_a_rollout_has_images(model: dict[str, Any]) -> None:
     engine = ImageEngine(longest=60)
     async with served(engine, model=model) as it:
         group = {"prompt_ids": IDS, "image_data": [data_url(3)], "n": 3}
-        fields: dict[str, Any] = {"groups": [group], "sampling": {"max_new_tokens": 30}}
-        async with it.session.post(f"{it.url}/rollout", json=fields) as reply:
-            assert reply.status == 200, await reply.text()
-            lines = [json.loads(line) for line in (await reply.text()).splitlines()]
-    (done,) = (line for line in lines if line["event"] == "group")
-    assert [sample["images"] for sample in done["samples"]] == [1, 1, 1]
+        async with rollout(it, [group], sampling={"max_new_tokens": 30}) as stream:
+            (samples,) = groups_of(await stream.rest()).values()
+    assert [sample["images"] for sample in samples] == [1, 1, 1]
     assert all(call["image_data"] == [data_url(3)] for call in engine.seen)
 
 
@@ -220,23 +218,19 @@ async def test_groups_that_a_reject_adds_have_images(model: dict[str, Any]) -> N
     engine = ImageEngine(longest=60)
     async with served(engine, model=model) as it:
         group = {"prompt_ids": IDS, "image_data": [data_url(3)], "n": 1}
-        fields: dict[str, Any] = {"rollout_id": "r", "groups": [{**group, "id": "a"}]}
-        fields |= {"target_groups": 1, "dynamic_filtering": True}
+        first, options = {**group, "id": "a"}, {"target_groups": 1, "dynamic_filtering": True}
         added = [{**group, "id": "b", "image_data": [data_url(4)]}, {**group, "id": "c"}]
-        verdict: dict[str, Any] = {}
-        async with it.session.post(f"{it.url}/rollout", json=fields) as reply:
-            async for line in reply.content:
-                event = json.loads(line)
-                if event["event"] == "group" and event["group_id"] == "a":
-                    answers = await asyncio.gather(
-                        it.post("/rollout/r/reject", group_id="a", groups=added[:1]),
-                        it.post("/rollout/r/reject", group_id="x", groups=added[1:]),
-                    )
-                    assert [status for status, _ in answers] == [200, 404]
-                    verdict = answers[0][1]
-                elif event["event"] == "group":
-                    await it.post("/rollout/r/accept", group_id=event["group_id"])
-        assert verdict["unfinished"] == 1
+        async with rollout(it, [first], **options) as stream:
+            lines = stream.lines()
+            assert [(await anext(lines)).get("group_id") for _ in range(2)] == [None, "a"]
+            (status, verdict), (unknown, _) = await asyncio.gather(
+                stream.verdict("reject", "a", groups=added[:1]),
+                stream.verdict("reject", "x", groups=added[1:]),
+            )
+            assert (status, unknown, verdict["unfinished"]) == (200, 404, 1)
+            assert (await anext(lines))["group_id"] == "b"
+            await stream.verdict("accept", "b")
+            assert (await anext(lines))["event"] == "end"
     assert {call["image_data"][0] for call in engine.seen} == {data_url(3), data_url(4)}
 
 

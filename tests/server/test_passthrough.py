@@ -105,6 +105,7 @@ async def test_more_responses_than_allowed_are_refused() -> None:
     fake = FakeSGLang()
     async with served(fake) as it:
         for path, fields in (
+            ("/generate", body(1, params={"n": 4097})),
             ("/generate", undivided(1, params={"n": 10**9})),
             ("/generate", undivided(1) | {"input_ids": [[1]] * 4097}),
             ("/v1/completions", {"prompt": ["a"] * 50, "n": 100, "logprobs": 2}),

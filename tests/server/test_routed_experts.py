@@ -1,13 +1,13 @@
 """Routed experts of `/generate` and `/rollout`, on fake engines."""
 
 import base64
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.server.helpers import Served, served
+from tests.server.helpers import served
+from tests.server.rollout_client import groups_of, rollout
 from tests.support.bodies import LIMIT, PROMPT, body
 from tests.support.experts import SHAPE, ExpertEngine, rows_of
 
@@ -50,19 +50,13 @@ async def test_a_batch_has_rows_per_response() -> None:
         check(meta, SEED, meta["prompt_tokens"] + meta["completion_tokens"])
 
 
-async def chunks_of(it: Served, **fields: Any) -> list[dict[str, Any]]:
-    async with it.session.post(f"{it.url}/rollout", json=fields) as reply:
-        assert reply.status == 200, await reply.text()
-        return [json.loads(line) for line in (await reply.text()).splitlines()]
-
-
 async def test_a_rollout_has_rows_in_its_samples() -> None:
     async with served(ExpertEngine(longest=60), sampling={"max_new_tokens": 40}) as it:
         groups = [{"prompt_ids": PROMPT, "n": 3}]
-        lines = await chunks_of(it, groups=groups, sampling={"return_routed_experts": True})
-    (group,) = (line for line in lines if line["event"] == "group")
-    assert len(group["samples"]) == 3
-    for sample in group["samples"]:
+        async with rollout(it, groups, sampling={"return_routed_experts": True}) as stream:
+            (samples,) = groups_of(await stream.rest()).values()
+    assert len(samples) == 3
+    for sample in samples:
         tokens = len(PROMPT) + sample["response_length"]
         experts = sample["routed_experts"]
         assert experts["dtype"] == "uint8"
@@ -80,12 +74,3 @@ async def test_what_cannot_be_joined_passes_through(more: dict[str, Any]) -> Non
             await reply.read()
         assert it.service.passthrough.counts == {REASONS[next(iter(more))]: 1}
     assert len(engine.seen) == 1
-
-
-async def test_sglang_refuses_the_parameter_in_sampling_params() -> None:
-    async with served(ExpertEngine()) as it:
-        status, reply = await it.post(
-            "/generate", **body(SEED, params={"return_routed_experts": True})
-        )
-    assert status == 400
-    assert reply["error"]["message"].startswith("return_routed_experts: ")

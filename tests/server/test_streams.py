@@ -15,38 +15,32 @@ from tests.support.bodies import body
 from tests.support.waiting import until
 
 
-async def test_a_stream_that_fails_half_way_ends_its_connection(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("failing", "path", "fields"),
+    [
+        ((Reply, "event"), "/generate", body(300 << 7, stream=True)),
+        ((rollout_routes, "_pieces"), "/rollout", {"groups": prompts(4), "seed": 1}),
+    ],
+)
+async def test_a_stream_that_fails_half_way_ends_its_connection_and_its_requests(
+    failing: tuple[Any, str],
+    path: str,
+    fields: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    event, made = Reply.event, 0
+    part, made = getattr(*failing), 0
 
-    def defective(reply: Reply) -> dict[str, Any]:
+    def defective(*given: Any) -> Any:
         nonlocal made
         made += 1
         if made == 2:
             raise KeyError("a defect")
-        return event(reply)
+        return part(*given)
 
-    monkeypatch.setattr(Reply, "event", defective)
+    monkeypatch.setattr(*failing, defective)
     async with served(FakeSGLang(longest=1000, delay_s=0.01)) as it:
-        fields = body(300 << 7, stream=True)
-        async with asyncio.timeout(60), it.session.post(f"{it.url}/generate", json=fields) as reply:
-            with pytest.raises(aiohttp.ClientError):
-                await reply.read()
-        await until(lambda: it.service.generation.in_progress == 0)
-    assert "failed half-way" in caplog.text
-
-
-async def test_a_rollout_that_fails_half_way_ends_its_connection_and_its_requests(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def defective(*_: Any) -> list[bytes]:
-        raise KeyError("a defect")
-
-    monkeypatch.setattr(rollout_routes, "_pieces", defective)
-    async with served(FakeSGLang(longest=1000, delay_s=0.01)) as it:
-        fields = {"groups": prompts(1, n=8), "seed": 1}
-        async with asyncio.timeout(60), it.session.post(f"{it.url}/rollout", json=fields) as reply:
+        async with asyncio.timeout(60), it.session.post(f"{it.url}{path}", json=fields) as reply:
             with pytest.raises(aiohttp.ClientError):
                 await reply.read()
         await until(lambda: it.service.generation.in_progress == 0)
