@@ -11,7 +11,7 @@ from .auth import token_required
 from .bodies import body_read
 from .control.routes import add_control_routes
 from .csrf import cross_site
-from .errors import BadRequest, Forbidden, http_error
+from .errors import BadRequest, Forbidden, HttpError, http_error
 from .generate import Generate
 from .info import Info
 from .json import json_response, refusal
@@ -63,7 +63,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         _require_readable(request)
         return await handler(request)
     except web.HTTPException as error:
-        response = json_response(_body(error.reason), error.status)
+        response = json_response({"error": {"message": error.reason}}, error.status)
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response
@@ -71,10 +71,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise  # the client has left: aiohttp closes the connection
     except Exception as error:
         known = http_error(error)
-        if known is not None:
-            return refusal(known)
-        logger.exception("%s %s failed", request.method, request.path)
-        return json_response(_body("internal error"), 500)
+        if known is None:
+            logger.exception("%s %s failed", request.method, request.path)
+            known = HttpError("internal error")
+        return refusal(known)
 
 
 def _require_readable(request: web.Request) -> None:
@@ -87,10 +87,6 @@ def _require_readable(request: web.Request) -> None:
         _ = request.url
     except ValueError as error:
         raise BadRequest("the header Host is not a host and port") from error
-
-
-def _body(message: str) -> dict[str, object]:
-    return {"error": {"message": message}}
 
 
 def _own_pages(own_host: str) -> Middleware:

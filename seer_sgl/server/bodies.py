@@ -20,9 +20,23 @@ def body_read(most: int, timeout_s: float) -> Middleware:
     A body that does not arrive within `timeout_s` is refused.
 
     It also applies to bodies that come in chunks or compressed: what counts is their final size.
-    The large bodies that are read at the same time have MOST_AT_ONCE * `most` bytes in all.
+    The large bodies that are read at the same time have MOST_AT_ONCE * `most` bytes in all. Small
+    ones are not counted, so that slow clients with large ones do not keep others out.
     """
-    reading = LargeBodies(MOST_AT_ONCE * most)
+    left = MOST_AT_ONCE * most
+
+    @contextlib.contextmanager
+    def room(size: int) -> Iterator[None]:
+        """Takes room for one body. Raises TooMany if there is too little."""
+        nonlocal left
+        counted = size if size > LARGE_BYTES else 0
+        if counted > left:
+            raise TooMany("too many large bodies are being read")
+        left -= counted
+        try:
+            yield
+        finally:
+            left += counted
 
     @web.middleware
     async def read(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -32,33 +46,11 @@ def body_read(most: int, timeout_s: float) -> Middleware:
             if size is not None and size > most:
                 raise _too_large(most)
             # A compressed body is larger than its length.
-            with reading.room(most if size is None or _is_compressed(request) else size):
+            with room(most if size is None or _is_compressed(request) else size):
                 await _read(request, most, timeout_s)
         return await handler(request)
 
     return read
-
-
-class LargeBodies:
-    """The large bodies that are being read: `most` bytes in all.
-
-    Small ones are not counted, so that slow clients with large ones do not keep others out.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-
-    @contextlib.contextmanager
-    def room(self, size: int) -> Iterator[None]:
-        """Takes room for one body. Raises TooMany if there is too little."""
-        counted = size if size > LARGE_BYTES else 0
-        if counted > self._left:
-            raise TooMany("too many large bodies are being read")
-        self._left -= counted
-        try:
-            yield
-        finally:
-            self._left += counted
 
 
 def _is_compressed(request: web.Request) -> bool:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 
-from seer_sgl.backend.backend import Backend
 from seer_sgl.backend.calls import call
 from seer_sgl.backend.memory import ALL_TAGS
 from seer_sgl.backend.pausing import PauseMode
@@ -47,10 +46,7 @@ class ControlCalls:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-
-    @property
-    def _backend(self) -> Backend:
-        return self._service.backend
+        self._backend = service.backend
 
     async def pause(self, _: web.Request, body: bytes) -> Answer:
         """Stops generation until `resume`.
