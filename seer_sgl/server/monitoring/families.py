@@ -69,7 +69,7 @@ def _requests(snapshot: Snapshot) -> Iterator[Metric]:
         "Age of the oldest unfinished request, single or of a rollout; 0 without any.",
         counts.oldest_s(),
     )
-    yield gauge("seer_rollouts", "Rollouts in progress.", tails.rollouts)
+    yield gauge("seer_rollouts", "Rollouts in progress.", len(tails.rollouts))
     yield gauge("seer_groups_in_progress", "Groups with an unfinished request.", len(counts.groups))
     yield gauge(
         "seer_open_groups", "Groups that more single requests may join.", snapshot.open_groups

@@ -55,7 +55,7 @@ def live(snapshot: Snapshot, first_cell: int) -> dict[str, Any]:
         "tail": [_request(request, snapshot) for request in counts.longest_running(MOST_TAIL)],
         "rollouts": [
             _rollout(rollout, snapshot)
-            for rollout in islice(counts.tails.progress(now), MOST_ROLLOUTS)
+            for rollout in islice(counts.tails.rollouts.values(), MOST_ROLLOUTS)
         ],
         "lanes": counts.history.since(
             first_cell, now, [engine.info.engine_id for engine in engines]
@@ -91,8 +91,8 @@ def _rollout(progress: RolloutProgress, snapshot: Snapshot) -> dict[str, Any]:
     return {
         "name": _clipped(progress.name if served is None else served.rollout_id),
         "requests": progress.submitted if served is None else served.requests,
-        "finished": progress.finished,
-        "tail_s": round(progress.tail_s, 1),
+        "finished": len(progress.finished),
+        "tail_s": round(progress.tail_s(snapshot.now), 1),
     }
 
 

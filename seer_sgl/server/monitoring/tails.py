@@ -1,25 +1,31 @@
 """The tails of rollouts: the time spent on the last 10 % of the requests (report.TAIL_SHARE)."""
 
 from array import array
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+
+import msgspec
 
 from seer_sgl.report.report import before_tail, tail_begin
 from seer_sgl.server.generation import CALLER
 
 
-class RolloutProgress(NamedTuple):
-    """A rollout in progress: requests, and the seconds of its tail so far (0: not reached)."""
+class RolloutProgress(msgspec.Struct):
+    """A rollout in progress: its requests, and when some of them finished, ascending."""
 
     caller: str
     name: str
-    submitted: int
-    finished: int
-    tail_s: float
+    submitted: int = 0
+    finished: "array[float]" = msgspec.field(default_factory=lambda: array("d"))
+
+    def tail_s(self, now: float) -> float:
+        """Returns the seconds of its tail so far; 0 before it."""
+        needed = before_tail(self.submitted)
+        in_tail = needed <= len(self.finished) < self.submitted
+        return now - self.finished[needed - 1] if in_tail else 0.0
 
 
 class Tails:
-    """The rollouts in progress, by the driver's caller.
+    """The rollouts in progress, by the driver's caller, the first one first.
 
     `record` receives the seconds of the tail of each rollout that ends. Single requests have no
     tail.
@@ -27,43 +33,25 @@ class Tails:
 
     def __init__(self, record: Callable[[float], object]) -> None:
         self._record = record
-        self._names: dict[str, str] = {}  # by caller
-        self._submitted: dict[str, int] = {}  # requests, by caller
-        self._finished: dict[str, array[float]] = {}  # when, ascending
-
-    @property
-    def rollouts(self) -> int:
-        """The number of rollouts in progress."""
-        return len(self._submitted)
+        self.rollouts: dict[str, RolloutProgress] = {}
 
     def submitted(self, caller: str, requests: int, name: str) -> None:
         """Adds requests of a caller. `name`: of the rollout, for people."""
         if caller != CALLER:
-            self._names.setdefault(caller, name)
-            self._submitted[caller] = self._submitted.get(caller, 0) + requests
+            rollout = self.rollouts.setdefault(caller, RolloutProgress(caller, name))
+            rollout.submitted += requests
 
     def finished(self, caller: str, now: float) -> None:
         """Adds a finished request."""
-        if caller in self._submitted:
-            self._finished.setdefault(caller, array("d")).append(now)
+        if caller in self.rollouts:
+            self.rollouts[caller].finished.append(now)
 
     def ended(self, caller: str) -> None:
         """Ends a rollout."""
-        self._names.pop(caller, None)
-        self._submitted.pop(caller, None)
-        finished = self._finished.pop(caller, None)
-        if finished:
-            self._record(finished[-1] - tail_begin(finished))
+        rollout = self.rollouts.pop(caller, None)
+        if rollout is not None and rollout.finished:
+            self._record(rollout.finished[-1] - tail_begin(rollout.finished))
 
     def longest_s(self, now: float) -> float:
         """Returns the seconds since a rollout is in its tail, at most over all; 0 without any."""
-        return max((rollout.tail_s for rollout in self.progress(now)), default=0.0)
-
-    def progress(self, now: float) -> Iterator[RolloutProgress]:
-        """Yields the rollouts in progress, the first one first."""
-        for caller, submitted in self._submitted.items():
-            finished = self._finished.get(caller, array("d"))
-            needed = before_tail(submitted)
-            in_tail = needed <= len(finished) < submitted
-            tail_s = now - finished[needed - 1] if in_tail else 0.0
-            yield RolloutProgress(caller, self._names[caller], submitted, len(finished), tail_s)
+        return max((rollout.tail_s(now) for rollout in self.rollouts.values()), default=0.0)
