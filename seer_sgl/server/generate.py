@@ -78,10 +78,10 @@ class Generate:
     async def _send(self, http: web.Request, body: bytes, reason: str) -> web.StreamResponse:
         """Passes the request through, with a name and a seed if it has none."""
         service, infos = self._service, self._service.infos()
-        longest = service.longest()
+        texts = service.texts()
         images = service.rollout.images if infos[0].reads_images else None
         sent = await service.in_thread_if_long(
-            _size(body), passthrough_body, body, infos, service.encode, longest, images
+            _size(body), passthrough_body, body, infos, texts, images
         )
         require_few(len(sent.prompts) * sent.n)
         try:
@@ -89,7 +89,7 @@ class Generate:
                 http,
                 sent.body,
                 reason,
-                tokens=(min(sum(sent.prompts), longest), sent.budget),
+                tokens=(min(sum(sent.prompts), texts.longest), sent.budget),
                 rids=sent.rids,
                 engine_id=service.pinned.engine_of(sent.session),
             )
@@ -109,8 +109,7 @@ def reader(service: Service) -> GenerateReader:
     """Returns a reader of bodies for the engines that serve now."""
     first = service.infos()[0]
     return GenerateReader(
-        service.encode,
-        service.longest(),
+        service.texts(),
         first.vocab_size,
         experts=first.experts is not None,
         images=service.rollout.images if first.continues_images else None,

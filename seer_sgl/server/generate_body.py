@@ -2,10 +2,9 @@
 
 import re
 import secrets
-import threading
 import uuid
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -14,21 +13,18 @@ from seer_sgl.admission.sampling import invalid, too_large, undivided
 from seer_sgl.bounds import LARGEST_ID
 from seer_sgl.config.values import invalid_values
 from seer_sgl.rollout.images import MOST_OF_BODY, NO_IMAGES, ImageReader, Images
-from seer_sgl.rollout.long_texts import count_to, is_long
 from seer_sgl.types import Sampling, token_array
 
 from .calls import Call
 from .decode import decode, decode_fields, unreadable_as_refusal
 from .errors import BadRequest
 from .passthrough.reasons import NotDivisible
+from .prompt_texts import MOST_EXCESS, PromptTexts
 
 Ids = list[int]
 Parameters = dict[str, Any]
 DEFAULT_NEW_TOKENS = 128  # SGLang's SamplingParams.max_new_tokens
 MOST_RESPONSES = 4096  # of one request; rollouts are limited by server.max_requests only
-MOST_CHARACTERS_PER_TOKEN = 256  # on average; the longest tokens of most tokenizers have 128
-MOST_EXCESS = 4  # SGLang may cut a prompt that is too long, and a longer one is refused
-_very_long = threading.Lock()
 LARGEST_SEED = (1 << 63) - 1
 # Beside Sampling: SGLang's parameters that this module reads, or whose default it takes.
 SEED, N = "sampling_seed", "n"
@@ -106,23 +102,20 @@ class CallBatch(msgspec.Struct, kw_only=True):
 class GenerateReader:
     """Turns bodies of `/generate` into calls.
 
-    `encode` returns the ids of a text; None: no tokenizer. `longest`: the most tokens of prompt
-    and response together. `vocab_size`: the number of token ids; None: unknown. `experts`: whether
-    the engines return routed experts. `images`: reads images; None: the engines do not continue
-    responses behind them.
+    `vocab_size`: the number of token ids; None: unknown. `experts`: whether the engines return
+    routed experts. `images`: reads images; None: the engines do not continue responses behind them.
     """
 
     def __init__(
         self,
-        encode: "Callable[[str], array[int]] | None",
-        longest: int,
+        texts: PromptTexts,
         vocab_size: int | None,
         *,
         experts: bool = False,
         images: ImageReader | None = None,
     ) -> None:
-        self._encode = encode
-        self._longest = longest
+        self._texts = texts
+        self._longest = texts.longest
         self._vocab_size = vocab_size
         self._experts = experts
         self._images = images
@@ -200,13 +193,13 @@ class GenerateReader:
         if request.text is not None:
             if request.input_ids is not None:
                 raise NotDivisible("input_ids")
-            if self._encode is None:
-                raise NotDivisible("tokenizer")
             single = isinstance(request.text, str)
-            texts = [request.text] if isinstance(request.text, str) else request.text
-            for text in texts:
-                require_possible(text, self._longest)
-            prompts = [encoded(text, self._encode, self._longest) for text in texts]
+            prompts = []
+            for text in [request.text] if isinstance(request.text, str) else request.text:
+                ids = self._texts.ids(text)
+                if ids is None:
+                    raise NotDivisible("tokenizer")
+                prompts.append(ids)
         elif request.input_ids:
             single = not isinstance(request.input_ids[0], list)
             lists = [request.input_ids] if single else request.input_ids
@@ -330,37 +323,6 @@ def require_few_ids(raw: msgspec.Raw | None, longest: int) -> None:
     prompts = MOST_RESPONSES if text[1:].lstrip().startswith(b"[") else 1
     if count > MOST_EXCESS * longest * prompts:
         raise BadRequest(f"input_ids: {count} tokens; the longest prompt has {longest - 1} tokens")
-
-
-def encoded(
-    text: str, encode: "Callable[[str], array[int]]", longest: int, name: str = "text"
-) -> "array[int]":
-    """Returns the tokens of a prompt. Raises BadRequest for far more tokens than `longest`.
-
-    A text with very many characters is counted first, and only one such text is read at a time: it
-    is longer than what is read outside of threads (THREAD_BYTES), so only threads wait.
-    """
-    if not is_long(text, longest):
-        return encode(text)
-    with _very_long:
-        count = count_to(text, encode, MOST_EXCESS * longest)
-        if count > MOST_EXCESS * longest:
-            raise BadRequest(
-                f"{name}: more than {count} tokens; the longest prompt has {longest - 1} tokens"
-            )
-        return encode(text) if count else token_array([])
-
-
-def require_possible(text: str, longest: int, name: str = "text") -> None:
-    """Raises BadRequest for a text that cannot have as few as `longest` tokens.
-
-    Tokenising it would take this server, or the HTTP process of an engine, minutes. `name`: the
-    field that has it.
-    """
-    if len(text) > longest * MOST_CHARACTERS_PER_TOKEN:
-        raise BadRequest(
-            f"{name}: {len(text)} characters; the longest prompt has {longest - 1} tokens"
-        )
 
 
 def _samples(parameters: list[Parameters]) -> int:

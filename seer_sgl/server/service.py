@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
@@ -32,6 +31,7 @@ from .passthrough.send import Passthrough
 from .pinned import Pinned
 from .prefixes import EVERY, Prefixes
 from .progress import SignsOfWork
+from .prompt_texts import PromptTexts
 from .rollouts import Rollouts
 from .streams import abandon
 
@@ -69,11 +69,6 @@ class Service:
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the model; None without one."""
         return self.rollout.tokenizer
-
-    @property
-    def encode(self) -> "Callable[[str], array[int]] | None":
-        """Turns a text into token ids; None without a tokenizer."""
-        return None if self.tokenizer is None else self.tokenizer.encode
 
     def engine(self, engine_id: str) -> HttpEngine | None:
         """Returns an engine by its id; None if it has left."""
@@ -116,6 +111,11 @@ class Service:
             return self.driver.limits.longest_prompt + 1
         except RolloutError as error:
             raise Unavailable(str(error)) from error
+
+    def texts(self) -> PromptTexts:
+        """Returns the reader of the texts of prompts. Raises Unavailable."""
+        encode = None if self.tokenizer is None else self.tokenizer.encode
+        return PromptTexts(encode, self.longest())
 
     def version(self) -> str:
         """Returns the weight version of the first engine."""

@@ -15,6 +15,7 @@ from seer_sgl.config import parse
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.server.generate_body import GenerateReader
 from seer_sgl.server.passthrough.reasons import NotDivisible
+from seer_sgl.server.prompt_texts import PromptTexts
 from seer_sgl.types import Request
 from tests.fake_sglang import FakeSGLang, serving
 from tests.server.chat_fake import model_folder
@@ -251,7 +252,7 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(stream: bool) -> Non
 )
 def test_a_request_that_is_not_divided_names_the_field(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(NotDivisible) as raised:
-        GenerateReader(None, 1000, None).read(msgspec.json.encode(fields))
+        GenerateReader(PromptTexts(None, 1000), None).read(msgspec.json.encode(fields))
     assert raised.value.reason == reason
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from seer_sgl.rollout.long_texts import PIECE
 from seer_sgl.server.errors import BadRequest
-from seer_sgl.server.generate_body import encoded
-from seer_sgl.server.passthrough.body import text_lengths
+from seer_sgl.server.prompt_texts import PromptTexts
 from seer_sgl.types import token_array
 
 LONGEST = 1000  # tokens
@@ -31,9 +30,9 @@ def test_far_too_many_tokens_are_found_in_the_first_piece() -> None:
     """Also in a body that is sent on as it is."""
     reader = Reader(2)
     with pytest.raises(BadRequest, match="text: more than 65536 tokens; the longest prompt has"):
-        encoded("x" * (20 * PIECE), reader, LONGEST)
+        PromptTexts(reader, LONGEST).ids("x" * 200 * LONGEST)
     with pytest.raises(BadRequest, match="prompt: more than 65536 tokens"):
-        text_lengths("prompt", ["x" * 200 * LONGEST], reader, LONGEST)
+        PromptTexts(reader, LONGEST).lengths("prompt", ["x" * 200 * LONGEST])
     assert reader.lengths == [PIECE, PIECE]
 
 
@@ -41,7 +40,7 @@ def test_far_too_many_tokens_are_found_in_the_first_piece() -> None:
 def test_a_text_that_may_fit_is_read_whole(length: int) -> None:
     reader = Reader(200)
     text = "x" * length
-    assert encoded(text, reader, LONGEST) == reader(text)
+    assert PromptTexts(reader, LONGEST).ids(text) == reader(text)
     assert max(reader.lengths) == length
 
 
@@ -53,7 +52,7 @@ def test_a_text_without_any_token_is_not_read_whole() -> None:
         return token_array([])
 
     with pytest.raises(BadRequest, match="text: empty prompt"):
-        text_lengths("text", "x" * 200 * LONGEST, encode, LONGEST)
+        PromptTexts(encode, LONGEST).lengths("text", ["x" * 200 * LONGEST])
     assert sum(lengths) == 200 * LONGEST
     assert max(lengths) == PIECE
 
@@ -73,9 +72,10 @@ def test_one_very_long_text_is_read_at_a_time_and_others_meanwhile() -> None:
         return token_array([5])
 
     with ThreadPoolExecutor(4) as threads:
-        long = [threads.submit(encoded, "x" * (2 * PIECE), encode, LONGEST) for _ in range(3)]
+        texts = PromptTexts(encode, LONGEST)
+        long = [threads.submit(texts.ids, "x" * 200 * LONGEST) for _ in range(3)]
         assert begun.wait(5)
-        assert len(encoded("short", encode, LONGEST)) == 1
+        assert texts.ids("short") == token_array([5])
         go_on.set()
-        assert [len(each.result()) for each in long] == [1, 1, 1]
+        assert [each.result() for each in long] == [token_array([5])] * 3
     assert max(most) == 1

@@ -123,7 +123,7 @@ async def test_the_data_is_bounded_whatever_the_number_of_requests() -> None:
 
 
 async def calls(it: Served, count: int) -> list[Any]:
-    reader = GenerateReader(None, it.service.longest(), None)
+    reader = GenerateReader(it.service.texts(), None)
     made = []
     for number in range(count):
         hostile = f"<script>\u202e\n{number}" + "x" * 1000

@@ -11,6 +11,7 @@ from aiohttp import web
 from typing_extensions import override
 
 from seer_sgl.server.passthrough.body import passthrough_body
+from seer_sgl.server.prompt_texts import PromptTexts
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
 from tests.server.helpers import served
@@ -148,7 +149,7 @@ async def test_other_fields_that_have_no_value_are_not_sent_on() -> None:
 
 
 def test_the_rows_of_an_embedded_prompt_are_its_tokens() -> None:
-    prompt = [[0.5]] * 5000
+    prompt, texts = [[0.5]] * 5000, PromptTexts(None, 10_000)
     for embeds, lengths in ((prompt, (5000,)), ([prompt, prompt[:3]], (5000, 3))):
         body = json.dumps({"input_embeds": embeds}).encode()
-        assert passthrough_body(body, [info("e0")], None, 10_000).prompts == lengths
+        assert passthrough_body(body, [info("e0")], texts).prompts == lengths

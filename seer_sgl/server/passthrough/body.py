@@ -3,7 +3,7 @@
 import secrets
 import uuid
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,8 +15,9 @@ from seer_sgl.rollout.images import ImageReader
 
 from ..decode import decode, decode_fields
 from ..errors import BadRequest
-from ..generate_body import DEFAULT_NEW_TOKENS, encoded, require_possible
+from ..generate_body import DEFAULT_NEW_TOKENS
 from ..json import dumps
+from ..prompt_texts import PromptTexts
 from .media import number_of, read_images, require_inline
 
 
@@ -42,15 +43,13 @@ class PassthroughBody(msgspec.Struct, frozen=True, kw_only=True):
 def passthrough_body(
     body: bytes,
     engines: Sequence[EngineInfo],
-    encode: "Callable[[str], array[int]] | None",
-    longest: int,
+    texts: PromptTexts,
     images: ImageReader | None = None,
 ) -> PassthroughBody:
     """Returns the body to send, with a name and a seed if it has none.
 
-    encode: returns the ids of a text; None: no tokenizer. `longest`: the most tokens of prompt and
-    response together. `images`: reads images; None: the engines read none. Raises
-    BadRequest for what would crash an engine, and for an image that cannot be read.
+    images: reads images; None: the engines read none. Raises BadRequest for what would crash an
+    engine, and for an image that cannot be read.
     """
     fields = decode_fields(body)
     for name in DROPPED:
@@ -73,7 +72,7 @@ def passthrough_body(
         else _filled(parameters, seeded)
     )
     if images is not None and given.get("image_data"):
-        require_placeholders(given, images, encode, longest)
+        require_placeholders(given, images, texts)
         read = read_images(given["image_data"], images, is_batch(given))
         fields["image_data"] = msgspec.Raw(dumps(read))
     if sampling != parameters:
@@ -84,9 +83,9 @@ def passthrough_body(
         ids = given.get("input_ids") or given.get("input_embeds") or []
         prompts = tuple(map(len, ids if batch else [ids]))
     else:
-        prompts = text_lengths("text", text, encode, longest)
+        prompts = texts.lengths("text", text if batch else [text])
     most = first.get("max_new_tokens", DEFAULT_NEW_TOKENS)
-    budget = (longest if most is None else most) * n * len(prompts)
+    budget = (texts.longest if most is None else most) * n * len(prompts)
     return PassthroughBody(
         body=dumps(fields),
         rids=names_of(rid, len(prompts) if batch else None, n),
@@ -95,17 +94,12 @@ def passthrough_body(
         single=n == 1 and not batch,
         stream=bool(given.get("stream")),
         logprobs=bool(given.get("return_logprob")),
-        budget=min(max(1, budget), longest),
+        budget=min(max(1, budget), texts.longest),
         session=given.get("session_params"),
     )
 
 
-def require_placeholders(
-    given: Mapping[str, Any],
-    images: ImageReader,
-    encode: "Callable[[str], array[int]] | None",
-    longest: int,
-) -> None:
+def require_placeholders(given: Mapping[str, Any], images: ImageReader, texts: PromptTexts) -> None:
     """Raises BadRequest for a prompt with more placeholders than images, if it has any: SGLang
     0.5.21 never answers it."""
     batch, data = is_batch(given), given["image_data"]
@@ -116,12 +110,10 @@ def require_placeholders(
     own = data if batch and isinstance(data, list) else [data] * len(listed)
     for index, (prompt, image_data) in enumerate(zip(listed, own, strict=False)):
         number = number_of(image_data)
-        if not number or (isinstance(prompt, str) and encode is None):
+        if not number:
             continue
-        if isinstance(prompt, str) and encode is not None:
-            require_possible(prompt, longest, "text")
-            prompt = encode(prompt)  # noqa: PLW2901
-        missing = images.missing(array("i", prompt), number)
+        ids = texts.ids(prompt) if isinstance(prompt, str) else array("i", prompt)
+        missing = 0 if ids is None else images.missing(ids, number)
         if missing > 0:
             raise BadRequest(
                 f"image_data: {number} images, but the prompt{f' {index}' if batch else ''} has "
@@ -164,24 +156,3 @@ def _filled(params: Mapping[str, Any], seeded: bool) -> dict[str, Any]:
     if seeded and filled.get("sampling_seed") is None:
         filled["sampling_seed"] = secrets.randbits(31)
     return filled
-
-
-def text_lengths(
-    name: str,
-    text: str | list[str],
-    encode: "Callable[[str], array[int]] | None",
-    longest: int,
-) -> tuple[int, ...]:
-    """Returns the tokens of the text, or of each text of a list.
-
-    `name`: the field that has them. Raises BadRequest for a text that is too long or has no token:
-    it would crash an engine. SGLang itself refuses an empty text.
-    """
-    lengths = []
-    for prompt in [text] if isinstance(text, str) else text:
-        require_possible(prompt, longest, name)
-        length = len(prompt) if encode is None else len(encoded(prompt, encode, longest, name))
-        if prompt and not length:
-            raise BadRequest(f"{name}: empty prompt")
-        lengths.append(length)
-    return tuple(lengths)

@@ -18,7 +18,7 @@ from ..errors import BadRequest
 from ..generate_body import require_few
 from ..json import dumps
 from ..service import THREAD_BYTES, Service
-from .body import names_of, text_lengths
+from .body import names_of
 from .media import require_inline
 
 BYTES_PER_TOKEN = 4  # about, of a prompt that is not tokenized here
@@ -116,9 +116,8 @@ async def _prompt_len(service: Service, prompt: Any, size: int) -> int | None:
     ]
     if not texts or service.tokenizer is None:
         return None
-    encode, longest = service.tokenizer.encode, service.longest()
-    lengths = await service.in_thread_if_long(size, text_lengths, "prompt", texts, encode, longest)
-    return sum(lengths)
+    read = service.texts().lengths
+    return sum(await service.in_thread_if_long(size, read, "prompt", texts))
 
 
 def refuse_crashing(service: Service, given: dict[str, Any]) -> None:

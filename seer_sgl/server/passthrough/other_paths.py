@@ -121,7 +121,7 @@ class OtherPaths:
         service, request = self._service, OF_GENERATE[path](fields)
         body = dumps(request)
         await service.in_thread_if_long(
-            size, passthrough_body, body, service.infos(), service.encode, service.longest()
+            size, passthrough_body, body, service.infos(), service.texts()
         )
         if OF_GENERATE[path] is _of_ollama:
             _require_possible(request["sampling_params"])
