@@ -52,8 +52,8 @@ class Generation(Observer):
         self._siblings = Siblings(config.group_window_s, config.session_timeout_s)
         self._sessions = Sessions(config.session_timeout_s)
         self._answers: dict[str, Answer] = {}  # by rid
-        self._by_request: dict[str, Answer] = {}  # by the uid of the driver's request
-        self._passthroughs: dict[str, asyncio.Future[None]] = {}  # by request
+        # By the uid of the driver's request; also passthroughs, whose answers have no tokens.
+        self._by_request: dict[str, Answer] = {}
         self._orders = itertools.count()
         # Engines refuse an id that another server's request has, or one of a server that died.
         self._prefix = secrets.token_hex(4)
@@ -71,7 +71,7 @@ class Generation(Observer):
     @property
     def requests(self) -> int:
         """The number of responses in progress that belong to no rollout."""
-        return len(self._answers) + len(self._passthroughs)
+        return len(self._by_request)
 
     @property
     def open_groups(self) -> int:
@@ -105,12 +105,9 @@ class Generation(Observer):
             self._ended = error
         finally:
             why = Unavailable(STOPPING)
-            for answer in list(self._answers.values()):
+            for answer in list(self._by_request.values()):
                 self._forget(answer)
                 answer.failed(why, clock())
-            for waiting in self._passthroughs.values():
-                if not waiting.done():
-                    waiting.set_exception(why)
         if self._ended is not None:
             raise self._ended
 
@@ -193,10 +190,13 @@ class Generation(Observer):
         prompt_len = min(max(1, prompt_len), longest)
         order = next(self._orders)
         uid = f"{self._prefix}-passthrough/{order}"
-        prompt = Prompt(prompt_id=uid, prompt_ids=token_array([0]) * prompt_len, n=1)
+        prompt_ids = token_array([0]) * prompt_len
+        prompt = Prompt(prompt_id=uid, prompt_ids=prompt_ids, n=1)
         group = Group(group_id=uid, uid=uid, prompt=prompt)
         limit = min(max(1, budget), longest + 1 - prompt_len)
-        request = Request(
+        call = Call(rid=uid, prompt_ids=prompt_ids, sampling=group.sampling, seed=0)
+        answer = Answer(call, clock())
+        answer.request = Request(
             uid=f"{self._prefix}-f{order}",
             order=order,
             group=group,
@@ -204,17 +204,16 @@ class Generation(Observer):
             seed=0,
             max_response_len=limit,
             passthrough=send,
-            submitted_at=clock(),
+            submitted_at=answer.arrived_at,
         )
-        group.requests = [request]
-        ended = self._passthroughs[request.uid] = asyncio.get_running_loop().create_future()
+        group.requests = [answer.request]
+        self._by_request[answer.request.uid] = answer
         try:
             self._run.add([group])
-            await ended
+            await answer.end()
         finally:
-            del self._passthroughs[request.uid]
-            if not ended.done() or ended.cancelled():
-                self._run.abort(request)
+            self._forget(answer)
+            self.give_up(answer)
 
     @override
     def streamed(self, request: Request, ids: "array[int]", logprobs: "array[float]") -> None:
@@ -233,9 +232,6 @@ class Generation(Observer):
         if request.failure is not None:
             self._failed(request, request.failure)
             return
-        waiting = self._passthroughs.get(request.uid)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
         answer = self._by_request.get(request.uid)
         if answer is not None:
             self._forget(answer)
@@ -251,10 +247,7 @@ class Generation(Observer):
                 self._failed(request, failure)
 
     def _failed(self, request: Request, failure: Failure) -> None:
-        """Ends the response or the passthrough of a request with an error."""
-        waiting = self._passthroughs.get(request.uid)
-        if waiting is not None and not waiting.done():
-            waiting.set_exception(_error_of(failure))
+        """Ends the response of a request with an error."""
         answer = self._by_request.get(request.uid)
         if answer is not None:
             self._forget(answer)
