@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from seer_sgl.config import ServerConfig, plain
+from seer_sgl.config import plain
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.driver.journal.folder import JournalFolder
 from seer_sgl.rollout.journaled import RolloutJournal, Start
@@ -36,10 +36,9 @@ class Rollouts:
     `generation` counts their responses together with the single requests.
     """
 
-    def __init__(self, rollout: Rollout, generation: Generation, settings: ServerConfig) -> None:
+    def __init__(self, rollout: Rollout, generation: Generation) -> None:
         self._rollout = rollout
         self._generation = generation
-        self._settings = settings
         self._running: dict[str, ServedRollout] = {}
         self._ended: OrderedDict[str, ServedRollout] = OrderedDict()
         self._inputs: dict[ServedRollout, _Input] = {}
@@ -183,23 +182,25 @@ class Rollouts:
     async def _prompts(
         self, records: Records, reader: PromptReader, places: dict[str, str]
     ) -> list[Prompt]:
-        prompts = []
-        reading, threaded = (
-            reader.of_body().each(records, "groups", places),
-            any(map(has_images, records)),
-        )
-        while (prompt := await _next(reading, threaded)) is not None:
+        prompts = list[Prompt]()
+        reading = reader.of_body().each(records, "groups", places)
+        threaded = any(map(has_images, records))  # decoding an image takes up to a second
+        while True:
+            if threaded:
+                prompt = await asyncio.to_thread(next, reading, None)
+            else:
+                prompt = next(reading, None)
+            if prompt is None:
+                return prompts
             prompts.append(prompt)
             if len(prompts) % PROMPTS_PER_STEP == 0:
                 await asyncio.sleep(0)
-        return prompts
 
     def _require_room(self, requests: int) -> int:
         """Returns the number of responses. Raises BadRequest or TooMany if they are too many."""
-        if requests > self._settings.max_requests:
-            raise BadRequest(
-                f"{requests} responses; server.max_requests is {self._settings.max_requests}"
-            )
+        most = self._rollout.config.server.max_requests
+        if requests > most:
+            raise BadRequest(f"{requests} responses; server.max_requests is {most}")
         self._generation.require_room(requests)
         return requests
 
@@ -237,8 +238,3 @@ class _Input(msgspec.Struct):
 def _responses(records: Records, n: int) -> int:
     """Returns the number of responses of groups. `n`: of one without its own."""
     return sum((None if isinstance(record, str) else record.n) or n for record in records)
-
-
-async def _next(reading: Iterator[Prompt], threaded: bool) -> Prompt | None:
-    """Returns the next prompt; None after the last. Decoding an image takes up to a second."""
-    return await asyncio.to_thread(next, reading, None) if threaded else next(reading, None)

@@ -56,7 +56,7 @@ class Service:
         self.driver: Driver = rollout.driver
         self.fleet: Fleet = rollout.fleet
         self.generation = Generation(self.driver, self.settings)
-        self.rollouts = Rollouts(rollout, self.generation, self.settings)
+        self.rollouts = Rollouts(rollout, self.generation)
         self.passthrough = PassthroughReasons()
         self.pinned = Pinned()
         self.progress = SignsOfWork()
