@@ -59,14 +59,6 @@ async def test_a_pause_with_abort_ends_every_call_with_its_tokens(it: Served, fa
     assert sum(len(reply["output_ids"]) for reply in replies) > 0
 
 
-async def test_a_wrong_mode_is_refused_and_pauses_nothing(it: Served, fakes: Fakes) -> None:
-    modes: list[Any] = ["gently", 7, [], {"a": 1}]
-    for mode in modes:
-        status, answer = await it.post("/pause_generation", mode=mode)
-        assert (status, answer["success"]) == (400, False)
-    assert not it.service.backend.holds and fakes[0].paused is None
-
-
 async def test_a_pause_that_an_engine_does_not_answer_is_one_of_the_others(
     it: Served, fakes: Fakes
 ) -> None:
@@ -275,6 +267,10 @@ async def test_a_body_that_is_no_object_is_refused_before_any_engine_is_called(p
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
+        ("/pause_generation", {"mode": "gently"}),
+        ("/pause_generation", {"mode": 7}),
+        ("/pause_generation", {"mode": []}),
+        ("/pause_generation", {"mode": {"a": 1}}),
         ("/abort_request", {"rid": 3}),
         ("/release_memory_occupation", {"tags": "kv_cache"}),
         ("/update_weights_from_disk", {"weight_version": 3}),
@@ -286,7 +282,8 @@ async def test_a_field_of_a_wrong_type_is_named(path: str, fields: dict[str, Any
     fake = FakeSGLang()
     async with served(fake) as it:
         status, answer = await it.post(path, **fields)
-        assert status == 400 and next(iter(fields)) in answer["error"]["message"]
+        assert (status, answer.get("success", False)) == (400, False)
+        assert next(iter(fields)) in answer["error"]["message"]
         assert not fake.calls and not it.service.backend.holds
 
 
