@@ -5,6 +5,7 @@ import contextlib
 import json
 import socket
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -59,6 +60,15 @@ async def assert_all_free(it: Served) -> None:
     assert not it.service.rollouts.in_progress
 
 
+@contextlib.asynccontextmanager
+async def rolling(fake: FakeSGLang, groups: Any, **options: Any) -> AsyncIterator[Stream]:
+    """Serves a fake and starts a rollout, of which nothing is left after the block."""
+    async with served(fake, sampling=SAMPLING) as it:
+        async with rollout(it, groups, **options) as stream:
+            yield stream
+        await assert_all_free(it)
+
+
 async def test_each_group_comes_once_as_of_a_calm_run_between_start_and_end() -> None:
     fake = FakeSGLang(max_running_requests=4)
     async with served(fake, sampling=SAMPLING) as it:
@@ -78,10 +88,7 @@ async def test_each_group_comes_once_as_of_a_calm_run_between_start_and_end() ->
 
 async def test_samples_come_as_they_finish_and_a_line_ends_their_group() -> None:
     fake = FakeSGLang()
-    async with (
-        served(fake, sampling=SAMPLING) as it,
-        rollout(it, prompts(4), stream="samples") as stream,
-    ):
+    async with rolling(fake, prompts(4), stream="samples") as stream:
         _, *lines, end = await stream.rest()
     found: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
@@ -232,11 +239,9 @@ async def test_a_reader_that_stops_holds_back_new_groups_and_not_decoding_ones()
 
 async def test_a_target_ends_the_rollout_and_aborts_the_surplus() -> None:
     fake = FakeSGLang(max_running_requests=4)
-    async with served(fake, sampling=SAMPLING) as it:
-        async with rollout(it, prompts(12), target_groups=5) as stream:
-            lines = await stream.rest()
-            progress = await stream.progress()
-        await assert_all_free(it)
+    async with rolling(fake, prompts(12), target_groups=5) as stream:
+        lines = await stream.rest()
+        progress = await stream.progress()
     groups, end = groups_of(lines), lines[-1]
     assert len(groups) == end["groups"] == 5
     assert (end["state"], end["unfinished_groups"]) == ("target", 7)
@@ -249,18 +254,16 @@ async def test_a_target_ends_the_rollout_and_aborts_the_surplus() -> None:
 async def test_a_rejected_group_does_not_count_towards_the_target() -> None:
     fake = gated(max_running_requests=4)
     fake.gate.set()
-    async with served(fake, sampling=SAMPLING) as it:
-        async with rollout(it, prompts(12), target_groups=5) as stream:
-            lines, rejected = [], ""
-            async for line in stream.lines():
-                lines.append(line)
-                if line["event"] == "group" and not rejected:
-                    rejected = line["group_id"]
-                    status, verdict = await stream.verdict("reject", rejected)
-                    assert (status, verdict["state"]) == (200, "running")
-                    assert verdict["replaced_by"] not in (None, rejected)
-            status, reply = await stream.verdict("reject", lines[-1]["group_ids"][0])
-        await assert_all_free(it)
+    async with rolling(fake, prompts(12), target_groups=5) as stream:
+        lines, rejected = [], ""
+        async for line in stream.lines():
+            lines.append(line)
+            if line["event"] == "group" and not rejected:
+                rejected = line["group_id"]
+                status, verdict = await stream.verdict("reject", rejected)
+                assert (status, verdict["state"]) == (200, "running")
+                assert verdict["replaced_by"] not in (None, rejected)
+        status, reply = await stream.verdict("reject", lines[-1]["group_ids"][0])
     assert (status, "has ended: target" in reply["error"]["message"]) == (409, True)
     assert len(groups_of(lines)) == 6
     assert lines[-1]["groups"] == 5
@@ -269,48 +272,42 @@ async def test_a_rejected_group_does_not_count_towards_the_target() -> None:
 
 async def test_with_dynamic_filtering_the_stream_waits_for_the_verdict_on_the_last_group() -> None:
     fake = FakeSGLang()
-    async with served(fake, sampling=SAMPLING) as it:
-        async with rollout(it, prompts(6), target_groups=3, dynamic_filtering=True) as stream:
-            lines = stream.lines()
-            delivered = [(await anext(lines)).get("group_id") for _ in range(7)][1:]
-            assert (await stream.progress())["state"] == "running"
-            for name in delivered[:3]:
-                assert (await stream.verdict("reject", str(name)))[0] == 200
-            for name in delivered[3:]:
-                _, verdict = await stream.verdict("accept", str(name))
-            assert verdict["state"] == "target"
-            rest = [line async for line in lines]
-        await assert_all_free(it)
+    async with rolling(fake, prompts(6), target_groups=3, dynamic_filtering=True) as stream:
+        lines = stream.lines()
+        delivered = [(await anext(lines)).get("group_id") for _ in range(7)][1:]
+        assert (await stream.progress())["state"] == "running"
+        for name in delivered[:3]:
+            assert (await stream.verdict("reject", str(name)))[0] == 200
+        for name in delivered[3:]:
+            _, verdict = await stream.verdict("accept", str(name))
+        assert verdict["state"] == "target"
+        rest = [line async for line in lines]
     assert [line["event"] for line in rest] == ["end"]
     assert rest[0]["group_ids"] == delivered[3:]
 
 
 async def test_a_reject_brings_a_group_in_place_of_the_rejected_one() -> None:
     fake = FakeSGLang()
-    async with served(fake, sampling=SAMPLING) as it:
-        async with rollout(it, prompts(2), target_groups=2, dynamic_filtering=True) as stream:
-            lines = stream.lines()
-            names = [(await anext(lines)).get("group_id") for _ in range(3)][1:]
-            await stream.verdict("accept", str(names[0]))
-            bad = [{"prompt_ids": [5], "id": "g0"}]
-            status, reply = await stream.verdict("reject", str(names[1]), groups=bad)
-            assert (status, "already used" in reply["error"]["message"]) == (400, True)
-            more = [{"prompt_ids": [5, 6, 9], "n": 2}]
-            status, verdict = await stream.verdict("reject", str(names[1]), groups=more)
-            assert (status, verdict["replaced_by"], verdict["unfinished"]) == (200, "2", 1)
-            third = await anext(lines)
-            assert_calm(third["samples"], fake, LIMIT)
-            await stream.verdict("accept", "2")
-            end = (await anext(lines))["group_ids"]
-        await assert_all_free(it)
+    async with rolling(fake, prompts(2), target_groups=2, dynamic_filtering=True) as stream:
+        lines = stream.lines()
+        names = [(await anext(lines)).get("group_id") for _ in range(3)][1:]
+        await stream.verdict("accept", str(names[0]))
+        bad = [{"prompt_ids": [5], "id": "g0"}]
+        status, reply = await stream.verdict("reject", str(names[1]), groups=bad)
+        assert (status, "already used" in reply["error"]["message"]) == (400, True)
+        more = [{"prompt_ids": [5, 6, 9], "n": 2}]
+        status, verdict = await stream.verdict("reject", str(names[1]), groups=more)
+        assert (status, verdict["replaced_by"], verdict["unfinished"]) == (200, "2", 1)
+        third = await anext(lines)
+        assert_calm(third["samples"], fake, LIMIT)
+        await stream.verdict("accept", "2")
+        end = (await anext(lines))["group_ids"]
     assert end == [names[0], "2"]
 
 
 async def test_the_last_reject_without_more_groups_ends_short_of_the_target() -> None:
-    async with (
-        served(FakeSGLang(), sampling=SAMPLING) as it,
-        rollout(it, prompts(2), target_groups=2, dynamic_filtering=True) as stream,
-    ):
+    options = {"target_groups": 2, "dynamic_filtering": True}
+    async with rolling(FakeSGLang(), prompts(2), **options) as stream:
         lines = stream.lines()
         await anext(lines)
         missing = []
@@ -410,13 +407,8 @@ async def test_a_group_that_engines_refuse_has_an_error_and_the_others_their_sam
         def fault_of(self, call: dict[str, Any]) -> str:
             return "400" if call["input_ids"][2] == 2 else ""
 
-    fake = Picky()
-    async with (
-        served(fake, sampling=SAMPLING) as it,
-        rollout(it, prompts(3)) as stream,
-    ):
+    async with rolling(Picky(), prompts(3)) as stream:
         _, *lines, end = await stream.rest()
-        await assert_all_free(it)
     failed = [line for line in lines if "error" in line]
     assert [line["group_id"] for line in failed] == ["g1"]
     assert failed[0]["error"]["kind"] == "refused"
