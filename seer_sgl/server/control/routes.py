@@ -25,11 +25,8 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 def add_control_routes(app: web.Application, service: Service) -> None:
     """Adds SGLang's control endpoints; each changes every engine and gives one answer."""
     calls = ControlCalls(service)
-    handler = functools.partial(_handler, service)
-
-    def timed(work: Work) -> Handler:
-        return handler(_timed(work))
-
+    handler = functools.partial(_handler, service, timed=False)
+    timed = functools.partial(_handler, service, timed=True)
     for path, methods, handle in (
         ("/pause_generation", POST, timed(calls.pause)),
         ("/continue_generation", POST, timed(calls.resume)),
@@ -54,17 +51,19 @@ def add_control_routes(app: web.Application, service: Service) -> None:
             add_admin_route(app, method, path, handle)
 
 
-def _handler(service: Service, work: Work) -> Handler:
+def _handler(service: Service, work: Work, *, timed: bool) -> Handler:
     """Returns the handler of a call, which continues when its client leaves.
 
-    Its errors have SGLang's fields.
+    `timed`: the query may limit the seconds in which each engine must answer. Errors have SGLang's
+    fields.
     """
 
     @functools.wraps(work)
     async def handle(http: web.Request) -> web.Response:
         try:
             body = await http.read()
-            status, answer = await service.backend.to_the_end(work(http, body))
+            with limited(_timeout_s(http) if timed else CALL_S):
+                status, answer = await service.backend.to_the_end(work(http, body))
         except EnginesFailed as error:
             status, answer = combined(error.result)
         except SeerError as error:
@@ -76,17 +75,6 @@ def _handler(service: Service, work: Work) -> Handler:
         return json_response(answer, status)
 
     return handle
-
-
-def _timed(work: Work) -> Work:
-    """Returns a call whose query may limit the seconds in which each engine must answer."""
-
-    @functools.wraps(work)
-    async def within(http: web.Request, body: bytes) -> Answer:
-        with limited(_timeout_s(http)):
-            return await work(http, body)
-
-    return within
 
 
 def _timeout_s(http: web.Request) -> float:

@@ -49,21 +49,14 @@ COUNTERS: tuple[tuple[str, str, Value], ...] = (
 
 def engine_families(engines: Sequence[EngineSnapshot]) -> Iterator[Metric]:
     """Yields the metric families of the engines."""
+    infos = [engine.info for engine in engines]
     yield gauges(
         "seer_engine_info",
         "1; the weights and the software of an engine.",
         (*LABEL, "weight_version", "sglang_version", "plugin"),
         [
-            (
-                (
-                    engine.info.engine_id,
-                    engine.info.weight_version,
-                    engine.info.sglang_version,
-                    engine.info.plugin or "",
-                ),
-                1,
-            )
-            for engine in engines
+            ((info.engine_id, info.weight_version, info.sglang_version, info.plugin or ""), 1)
+            for info in infos
         ],
     )
     for name, text, value in GAUGES:

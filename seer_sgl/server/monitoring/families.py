@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric, SummaryMetricFamily
 
-from seer_sgl.report.draft_report import FleetDraftCounters
+from seer_sgl.report.draft_report import FleetDraftCounters, HubCounts
 
 from .counts import PASSTHROUGH, ServerCounts
 from .engine_families import engine_families
@@ -138,25 +138,21 @@ def _drafting(drafts: FleetDraftCounters) -> Iterator[Metric]:
         ("cpu_seconds", "CPU time of drafting.", [((e,), p.draft_s) for e, p in parts]),
     ):
         yield counters(f"seer_draft_{name}", f"{text} Since the engine's start.", label, rows)
-    hub = drafts.hub
-    lag = SummaryMetricFamily(
+    hub = drafts.hub or HubCounts()
+    yield SummaryMetricFamily(
         "seer_draft_hub_lag_seconds",
         "Time that a message's oldest token waited in the draft hub, per message.",
-        count_value=0 if hub is None else hub.lag.count,
-        sum_value=0.0 if hub is None else hub.lag.sum_s,
+        count_value=hub.lag.count,
+        sum_value=hub.lag.sum_s,
     )
-    yield lag
     yield gauge(
         "seer_draft_hub_lag_max_seconds",
         "The longest such time since the hub's start.",
-        0.0 if hub is None else hub.lag.max_s,
+        hub.lag.max_s,
     )
     yield counters(
         "seer_draft_hub_tokens",
         "Tokens through the draft hub. direction: in (from engines) or out (to engines).",
         ("direction",),
-        [
-            (("in",), 0 if hub is None else hub.tokens_in),
-            (("out",), 0 if hub is None else hub.tokens_out),
-        ],
+        [(("in",), hub.tokens_in), (("out",), hub.tokens_out)],
     )
