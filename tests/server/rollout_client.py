@@ -57,9 +57,9 @@ async def rollout(served: Served, groups: Any, **options: Any) -> AsyncIterator[
 
 async def get(served: Served, path: str, status: int = 200) -> Any:
     """Returns the JSON reply of a GET."""
-    async with served.session.get(served.url + path) as reply:
-        assert reply.status == status, await reply.text()
-        return await reply.json()
+    found, reply = await served.ask("GET", path)
+    assert found == status, reply
+    return reply
 
 
 def prompts(count: int, n: int = 2, **fields: Any) -> list[dict[str, Any]]:

@@ -133,11 +133,9 @@ async def test_clients_cannot_choose_the_number_of_series() -> None:
         before = (await scraped(it)).samples
         for number in range(20):
             for method in ("GET", "PROPFIND", "MKCOL"):
-                async with it.session.request(method, f"{it.url}/no/such/{number}") as reply:
-                    assert reply.status == 404
+                assert (await it.ask(method, f"/no/such/{number}"))[0] == 404
             unknown = body(number, **{f"no such field {number}": 1})
-            async with it.session.post(f"{it.url}/generate", json=unknown) as reply:
-                assert reply.status == 400
+            assert (await it.post("/generate", **unknown))[0] == 400
         after = (await scraped(it)).samples
     new = {name for name, _ in set(after) - set(before)}
     assert new <= {"seer_http_requests_total", "seer_http_requests_created"}
@@ -216,8 +214,7 @@ async def test_a_rollout_has_a_tail_and_is_counted_apart_from_single_requests() 
             assert reply.status == 200, await reply.text()
             await asyncio.wait_for(fake.stalled.wait(), 10)
             assert (await scraped(it))("seer_rollouts") == 1
-            async with it.session.get(f"{it.url}/live") as live:
-                (shown,) = (await live.json())["rollouts"]
+            (shown,) = (await it.ask("GET", "/live"))[1]["rollouts"]
             assert (shown["name"], shown["requests"]) == ("mine", 20)
             fake.wake_stalled()
             await reply.read()
