@@ -141,22 +141,16 @@ class Info:
         """SGLang's list of models; any name is accepted in requests."""
         model = await self._asked("/model_info")
         name = model.get("served_model_name") or model.get("model_path")
-        return json_response(
-            {
-                "object": "list",
-                "data": [
-                    {
-                        "id": name,
-                        "object": "model",
-                        "created": int(time.time()),
-                        "owned_by": "sglang",
-                        "root": name,
-                        "parent": None,
-                        "max_model_len": self._service.longest(),
-                    }
-                ],
-            }
-        )
+        entry = {
+            "id": name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "sglang",
+            "root": name,
+            "parent": None,
+            "max_model_len": self._service.longest(),
+        }
+        return json_response({"object": "list", "data": [entry]})
 
     def _queued(self) -> int:
         """Returns the number of responses in progress that no engine has now."""
