@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,7 @@ async def test_a_stream_grows_to_the_undivided_response() -> None:
     assert len(ids) > LIMIT / CHUNK
     for shorter, longer in itertools.pairwise(ids):
         assert longer[: len(shorter)] == shorter
-    assert [part["meta_info"]["finish_reason"] is None for part in parts[:-1]] == [True] * (
-        len(parts) - 1
-    )
+    assert all(part["meta_info"]["finish_reason"] is None for part in parts[:-1])
     assert parts[-1]["meta_info"]["finish_reason"]["type"] == "length"
     sent = ["response_sent_to_client_ts" in part["meta_info"] for part in parts]
     assert sent == [True] + [False] * (len(parts) - 1)
@@ -370,11 +369,8 @@ async def test_a_name_in_use_is_refused() -> None:
 
 
 async def test_a_session_whose_turn_failed_ends_after_its_timeout() -> None:
-    class Refuses(FakeSGLang):
-        def fault_of(self, call: dict[str, Any]) -> str:
-            return "400"
-
-    async with served(Refuses(), server={"session_timeout_s": 0.01}) as it:
+    fake = FakeSGLang(faults=deque(["400"] * 9))
+    async with served(fake, server={"session_timeout_s": 0.01}) as it:
         assert (await it.post("/generate", **body(13, session_id="s")))[0] == 400
         await until(lambda: it.service.generation.sessions == 0)
 

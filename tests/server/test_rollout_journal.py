@@ -124,12 +124,17 @@ async def test_bad_journals_are_refused(tmp_path: Path) -> None:
             status, reply = await served.post("/rollout", **fields)
             assert status == 400
             assert message in str(reply)
+
+
+async def test_a_server_without_a_folder_for_journals_refuses_them() -> None:
     async with fakes() as it:
         config = it.config_with(server={"port": 0})
         async with served_config(Rollout(config, gives_up=False)) as served:
             status, reply = await served.post("/rollout", groups=GROUPS, journal="step-1")
             assert status == 400
             assert "the server has no rollout.journal" in str(reply)
+            assert (await get(served, "/rollouts"))["journals"] is False
+            assert await removed(served, "step-1") == 400
 
 
 async def test_a_refused_reject_does_not_shift_the_journal(tmp_path: Path) -> None:
@@ -208,11 +213,6 @@ async def test_a_journal_is_removed_unless_a_rollout_uses_it(tmp_path: Path) -> 
             lines = await stream.rest()
         assert lines[0]["resumed"] is None
         assert_whole(lines, it.servers[0])
-    async with fakes() as it:
-        config = it.config_with(server={"port": 0})
-        async with served_config(Rollout(config, gives_up=False)) as served:
-            assert (await get(served, "/rollouts"))["journals"] is False
-            assert await removed(served, "step-1") == 400
 
 
 async def removed(served: Served, name: str) -> int:
