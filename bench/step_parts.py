@@ -3,7 +3,8 @@
 `python -m bench.step_parts --json` decodes the same responses of one prompt on an engine without
 and one with drafts, one core each. A plugin in the engines adds up the CPU time of the scheduler's
 thread by part, for steps of the whole batch; a part does not count what parts inside it count.
-`other` is what no part counts. Times are milliseconds per step.
+`other` is what no part counts. Times are milliseconds per step. bench.host_times has the same
+plugin in an engine whose loop is a GPU's.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from rich.console import Console
 from rich.table import Table
 
@@ -24,10 +26,8 @@ from bench import engine_plugin
 from seer_sgl import Rollout
 
 REASONER = Path(__file__).parent / "reasoner"
-NAME = "seer_sgl_step_parts"
-OUT = "SEER_BENCH_PARTS"  # environment variables of the engine: the JSON file to write
-FULL = "SEER_BENCH_FULL"  # and the requests of a whole batch
-WRITE_EVERY = 100  # steps
+FULL = "SEER_BENCH_FULL"  # environment variable of the engine: the requests of a whole batch
+KEY = "step_parts"  # in `internal_states` of `/server_info`
 SGLANG = "sglang.srt"
 SCHEDULER = f"{SGLANG}.managers.scheduler.Scheduler"
 VERIFY = "seer_sgl.plugin.speculation.worker.GroupedWorker._verify"
@@ -38,6 +38,8 @@ PARTS = {
     "logits": f"{SGLANG}.layers.logits_processor.LogitsProcessor.forward",
     "sampler": f"{SGLANG}.layers.sampler.Sampler.forward",
     "draws, walk": "seer_sgl.plugin.speculation.worker.verify",
+    "layout": "seer_sgl.plugin.speculation.worker.layout_of",
+    "mask": "seer_sgl.plugin.speculation.worker.attention_mask",
     "nodes, slots": VERIFY,
     "forward batch": f"{SGLANG}.managers.tp_worker.TpModelWorker.forward_batch_generation",
     "drafting": "seer_sgl.plugin.speculation.planner.Planner.plan",
@@ -50,8 +52,7 @@ PARTS = {
 class Parts:
     """The seconds of each kind of step, by part. full: requests of a whole batch."""
 
-    def __init__(self, out: Path, full: int) -> None:
-        self._out = out
+    def __init__(self, full: int) -> None:
         self._full = full
         self._steps: dict[str, int] = defaultdict(int)
         self._seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -69,9 +70,6 @@ class Parts:
             for part, seconds in self._step.items():
                 total[part] += seconds
             total["other"] += now - self._began - sum(self._step.values())
-            if sum(self._steps.values()) % WRITE_EVERY == 0:
-                content = {"steps": self._steps, "seconds": self._seconds}
-                self._out.write_text(json.dumps(content))
         whole = batch.forward_mode.is_decode() and len(batch.reqs) == self._full
         self._kind = "1 node" if whole else None
         self._step.clear()
@@ -97,16 +95,36 @@ class Parts:
 
         return around
 
+    def report(self, result: Any, *_: object, **__: object) -> Any:
+        """Adds the steps and the seconds to `/server_info`."""
+        seconds = {kind: dict(parts) for kind, parts in self._seconds.items()}
+        result.internal_state[KEY] = {"steps": dict(self._steps), "seconds": seconds}
+        return result
+
+
+def environment(folder: Path, full: int) -> dict[str, str]:
+    """Returns the variables that make an engine measure. folder: see `engine_plugin.write`."""
+    variables = engine_plugin.environment(folder, "seer_sgl_step_parts", "bench.step_parts:load")
+    return variables | {FULL: str(full)}
+
 
 def load() -> None:
     """Measures in this process; called by SGLang's `load_plugins`."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    parts = Parts(Path(os.environ[OUT]), int(os.environ[FULL]))
+    parts = Parts(int(os.environ[FULL]))
     for part, target in PARTS.items():
         HookRegistry.register(target, parts.timed(part), HookType.AROUND)
     HookRegistry.register(VERIFY, parts.verifies, HookType.BEFORE)
     HookRegistry.register(f"{SCHEDULER}.run_batch", parts.begins, HookType.BEFORE)
+    HookRegistry.register(f"{SCHEDULER}.get_internal_state", parts.report, HookType.AFTER)
+
+
+async def reported(url: str) -> dict[str, dict[str, Any]]:
+    """Returns the steps of an engine that measures, and their seconds by part, by kind of step."""
+    async with aiohttp.ClientSession(url) as session, session.get("/server_info") as response:
+        found: dict[str, dict[str, Any]] = (await response.json())["internal_states"][0][KEY]
+    return found
 
 
 def config(scope: str, options: argparse.Namespace, variables: dict[str, str]) -> dict[str, Any]:
@@ -133,14 +151,12 @@ def config(scope: str, options: argparse.Namespace, variables: dict[str, str]) -
 
 async def measured(scope: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Returns the steps of each kind and their milliseconds by part."""
-    out = folder / "parts.json"
-    variables = engine_plugin.environment(folder / "plugin", NAME, "bench.step_parts:load")
-    tree = config(scope, options, variables | {OUT: str(out), FULL: str(options.batch)})
+    tree = config(scope, options, environment(folder / "plugin", options.batch))
     async with Rollout(tree, log_dir=folder / "engines") as rollout:
         prompts = rollout.read_prompts(REASONER / "prompts" / "held_out.jsonl")[:1]
         async for _ in rollout.run(prompts):
             pass
-    found = json.loads(out.read_text())
+        found = await reported(rollout.engines[0].url)
     return {
         kind: {"steps": steps}
         | {part: round(1e3 * s / steps, 3) for part, s in found["seconds"][kind].items()}

@@ -7,7 +7,6 @@
 | graphs.py | SGLang's `DecodeCudaGraphRunner`, one per draft width | what a graph bakes in |
 | turns.py | nothing: drafts of each width in turn, then some plain steps | the draft policy |
 | waits.py | nothing: waits that leave a GPU without work are counted | how long they take |
-| times.py | nothing: the host's time per step, by part | the cost of launches |
 | interpreter.py, kernels.py | SGLang's Triton kernels, interpreted | compiled kernels, bfloat16 |
 | plugin.py, server.py | the plugin that brings all of it into a CPU engine | times, memory |
 

@@ -1,6 +1,6 @@
 """What has run in an emulated scheduler, as a part of SGLang's `/server_info`."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -22,8 +22,6 @@ class Counts:
         self.eager: Counter[str] = Counter()  # steps without a graph, by forward mode
         self.decoded: Counter[str] = Counter()  # steps, by kind (waits.py)
         self.gaps: Counter[str] = Counter()  # waits before these steps, by kind
-        self.timed_steps = 0  # of full batches (times.py)
-        self.host_s: dict[str, float] = defaultdict(float)  # of the timed steps, by part
 
     def report(self) -> dict[str, Any]:
         """Returns the counters as JSON."""

@@ -17,7 +17,7 @@ def load() -> None:
     """Installs the emulation in this process; called by SGLang's `load_plugins`."""
     if not cpu.wanted():
         raise RuntimeError("the emulation is for CPU engines")
-    from . import counts, graphs, late, overlap, times, turns, waits
+    from . import counts, graphs, late, overlap, turns, waits
 
     chosen, counted = settings(), counts.Counts()
     counts.install(counted)
@@ -28,8 +28,6 @@ def load() -> None:
         _as_on_a_gpu()
     if chosen.every_width:
         turns.install()
-    if chosen.timed_batch:
-        times.install(counted, chosen.timed_batch)
 
 
 def _as_on_a_gpu() -> None:

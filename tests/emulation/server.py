@@ -42,12 +42,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     every_width: drafts are verified at each width in turn, between plain steps (turns.py). triton:
     the attention is SGLang's Triton backend; without it, only the event loop is emulated.
-    timed_batch: requests in a batch whose steps are timed; 0 times none.
     """
 
     every_width: bool = False
     triton: bool = True
-    timed_batch: int = 0
 
 
 def settings() -> Settings:
@@ -75,13 +73,15 @@ def emulated(
     *,
     paths: int = 4,
     exact: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
     """Yields the URL of an emulated server.
 
-    paths: continuations per node of a draft. exact: as `engines.exact`.
+    paths: continuations per node of a draft. exact: as `engines.exact`. variables: of another
+    plugin in `folder`/plugin.
     """
     draft = contract.DraftSettings("engine", STRIDE - 1, paths, 1 << 28, exact)
     url = f"http://127.0.0.1:{free_port()}"
-    variables = environment(folder / "plugin", chosen) | {contract.DRAFT: draft.encoded()}
-    with servers([url], [server_flags({**FLAGS, **flags})], folder, variables):
+    own = environment(folder / "plugin", chosen) | {contract.DRAFT: draft.encoded()}
+    with servers([url], [server_flags({**FLAGS, **flags})], folder, {**(variables or {}), **own}):
         yield url
