@@ -4,6 +4,7 @@ A version of SGLang may lack something that an ability needs. Then this ability 
 engine works without it. A server or a config that demands the ability is refused instead.
 """
 
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,27 +22,36 @@ from .sources import Sources
 class Ability(NamedTuple):
     """Some hooks, and what is lost if one of them cannot be applied.
 
-    without: one sentence about an engine that lacks the ability. parts: modules and packages of the
-    plugin, whose needs are the ability's. after: other abilities without which this one is off.
+    without: one sentence about an engine that lacks the ability. after: other abilities without
+    which this one is off. parts: modules and packages of the plugin whose needs are the ability's,
+    beside the files of its hooks.
     """
 
     name: str
     hooks: Sequence[Hook]
     without: str
-    parts: Sequence[str]
     after: Sequence[str] = ()
+    parts: Sequence[str] = ()
 
     def files(self) -> list[Path]:
-        """Returns the files of its parts."""
-        return [file for part in self.parts for file in files(part)]
+        """Returns the files of its hooks and of its parts."""
+        own = {Path(inspect.getfile(hook.function)) for hook in self.hooks}
+        return sorted(own.union(*map(files, self.parts)))
 
 
 def switched_off(
-    abilities: Sequence[Ability], lacks: Callable[[Ability], Iterator[str]]
+    abilities: Sequence[Ability],
+    lacks: Callable[[Ability], Iterator[str]],
+    known: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Returns why abilities are off, by name. lacks: yields what one of them needs and has not."""
-    off: dict[str, str] = {}
+    """Returns why abilities are off, by name.
+
+    lacks: yields what one of them needs and has not. known: those that are off already.
+    """
+    off = dict(known or {})
     for ability in abilities:  # an ability follows the ones that it needs
+        if ability.name in off:
+            continue
         found = list(lacks(ability))
         found += [f"it needs {other}, which is off" for other in ability.after if other in off]
         if found:

@@ -9,7 +9,6 @@ others are missing.
 import logging
 import os
 import pkgutil
-from collections.abc import Iterator
 from importlib.metadata import version
 
 import msgspec
@@ -72,106 +71,76 @@ class Plugin:
         )
         cpu_attention, cpu_pages = (["cpu"], ["cpu-pages"]) if self._on_cpu else ([], [])
         return [
-            Ability(
-                "report",
-                [report],
-                "The server does not start.",
-                ["plugin"],
-            ),
+            Ability("report", [report], "The server does not start."),
             *(cpu.abilities() if self._on_cpu else ()),
-            Ability(
-                "warm-up",
-                prepare.hooks(),
-                "The first steps of a rollout are slower.",
-                ["prepare"],
-            ),
-            Ability(
-                "counters",
-                self._work.hooks(),
-                "The metrics lack the prefilled tokens.",
-                ["work"],
-            ),
+            Ability("warm-up", prepare.hooks(), "The first steps of a rollout are slower."),
+            Ability("counters", self._work.hooks(), "The metrics lack the prefilled tokens."),
             Ability(
                 "digest",
                 self._weights.hooks(),
                 "The engine does not name its weights, and takes part in no KV pool.",
-                ["weights"],
             ),
             Ability(
                 contract.POOL,
                 [*kv_waits.hooks(), *self._pool.hooks()],
                 "A request that moves to another engine is computed again.",
-                ["kv_waits", "pool", "pool_rank", "kv_threads", "watched_store", "origin"],
                 ["digest", *cpu_pages],
+                ["pool_rank", "watched_store", "origin"],
             ),
             Ability(
                 "page-names",
                 page_hash.hooks(),
                 "SGLang compiles its hash of page names with a C++ compiler, in a rollout.",
-                ["page_hash"],
             ),
             Ability(
                 "stops",
                 stop_conditions.hooks(),
                 "The driver looks for stop strings at a chunk's boundary in a window of its own; "
                 "the engine does not draft.",
-                ["stop_conditions"],
             ),
             Ability(
                 contract.EXACT,
                 batch_invariant_sampling.hooks(),
                 "A seed draws other tokens when other requests of the batch filter.",
-                ["batch_invariant_sampling"],
                 cpu_attention,
             ),
             Ability(
                 "penalties",
                 penalties.hooks(),
                 "Penalties count the newest token a step late, as in stock SGLang.",
-                ["penalties"],
             ),
             Ability(
                 "experts",
                 self._experts.hooks(),
                 "The engine returns no routed experts to a driver.",
-                ["expert_rows"],
             ),
             Ability(
                 contract.IMAGES,
                 image_prompts.hooks(),
                 "A response behind a prompt with images is undivided.",
-                ["image_prompts"],
             ),
             Ability(
                 contract.DP_RANKS,
                 self._dp_rank.hooks(),
                 "A server of several data-parallel ranks does not start.",
-                ["dp_ranks"],
             ),
             Ability(
                 contract.PORTS,
                 ports.hooks(),
                 "The ports of ranks and of Mooncake listen on all interfaces.",
-                ["ports"],
             ),
             Ability(
                 contract.SECRETS,
                 secrets.hooks(),
                 "SGLang writes its keys to its log and into `/server_info`.",
-                ["secrets"],
             ),
-            Ability(
-                "graphs",
-                graphs.hooks(),
-                "An engine on a GPU does not draft.",
-                ["speculation/graphs"],
-            ),
+            Ability("graphs", graphs.hooks(), "An engine on a GPU does not draft."),
             Ability(
                 contract.DRAFTS,
                 algorithm.hooks(),
                 "The engine decodes without drafts.",
-                ["speculation", "drafting"],
                 ["stops", *(cpu_attention or ["graphs"])],
+                ["speculation", "drafting"],
             ),
         ]
 
@@ -189,11 +158,7 @@ class Plugin:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
         known = self.off
-
-        def lacks(ability: Ability) -> Iterator[str]:
-            return iter([known[ability.name]]) if ability.name in known else unresolved(ability)
-
-        self.off = switched_off(self.abilities, lacks) | known
+        self.off = switched_off(self.abilities, unresolved, known)
         for name, why in self.off.items():
             if name not in known:
                 logger.warning("seer-sgl: `%s` is off: %s", name, why)

@@ -37,7 +37,7 @@ def wrapped(function: Callable[[], None], hook: Callable[[], None]) -> Callable[
 
 def of_one_hook(target: str) -> Ability:
     hook = Hook(target, watch, "before", "A test needs it.", "It ends.")
-    return Ability("one", [hook], "It ends.", [])
+    return Ability("one", [hook], "It ends.")
 
 
 @pytest.mark.parametrize(

@@ -48,14 +48,8 @@ def abilities() -> list[Ability]:
             "cpu",
             hooks(),
             "Attention is SGLang's own: slow for continuations, and without drafts and seeds.",
-            ["cpu/__init__", "cpu/attention", "cpu/tree_attention"],
         ),
-        Ability(
-            "cpu-pages",
-            hicache.hooks(),
-            "There is no KV pool on a CPU.",
-            ["cpu/hicache"],
-        ),
+        Ability("cpu-pages", hicache.hooks(), "There is no KV pool on a CPU."),
     ]
 
 
