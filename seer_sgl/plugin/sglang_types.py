@@ -467,7 +467,7 @@ class SglTargetWorker(Protocol):
 
     def get_memory_pool(self) -> tuple[Any, Any]: ...
     def forward_batch_generation(
-        self, batch: SglScheduleBatch, /, *, pp_proxy_tensors: Any, is_verify: bool = False
+        self, batch: SglScheduleBatch, /, *, is_verify: bool = False
     ) -> SglResult: ...
 
 

@@ -123,9 +123,9 @@ def steps() -> dict[str, list[str]]:
     one._shapes = SimpleNamespace(of=lambda _: contextlib.nullcontext())
     one._target_worker = SimpleNamespace(forward_batch_generation=forward)
     kinds: dict[str, Callable[[Any], object]] = {
-        "prefill": lambda batch: one._prefill(batch, published, None),
-        "decode": lambda batch: one._decode(batch, published, None),
-        "root": lambda batch: one._verify(batch, one._plan(batch), published, None),
+        "prefill": lambda batch: one._prefill(batch, published),
+        "decode": lambda batch: one._decode(batch, published),
+        "root": lambda batch: one._verify(batch, one._plan(batch), published),
     }
     found = {}
     for kind, run in kinds.items():

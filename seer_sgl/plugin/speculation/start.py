@@ -67,11 +67,8 @@ def planner(
     vocab_size = runner.model_config.vocab_size
     if vocab_size > MAX_TOKEN + 1:
         raise ValueError(f"draft.scope: {vocab_size} tokens, the index takes {MAX_TOKEN + 1}")
-    parallel = get_parallel()
-    rank = parallel.pp_rank * parallel.tp_size + parallel.tp_rank
-    ranks = parallel.tp_size * parallel.pp_size
-    drafter = Drafter()
-    replica = drafting.join(drafter, settings, rank, ranks, vocab_size)
+    parallel, drafter = get_parallel(), Drafter()
+    replica = drafting.join(drafter, settings, parallel.tp_rank, parallel.tp_size, vocab_size)
     if replica is None:
         return None
     policy = DraftPolicy(

@@ -13,7 +13,7 @@ steps overlap as in stock SGLang.
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
@@ -117,17 +117,22 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         self,
         batch: SglScheduleBatch,
         on_publish: Publish | None = None,
-        pp_proxy_tensors: Any = None,
+        pp_proxy_tensors: None = None,  # pipeline stages are refused (algorithm.py)
     ) -> GenerationBatchResult:
-        """Runs one step of a batch of any kind."""
+        """Runs one step of a batch of any kind.
+
+        on_publish: gives the lengths after the step to the next one, which waits for what is queued
+        before.
+        """
+        publish = on_publish or _unpublished
         stream = torch.get_device_module(self.device).current_stream()
         record_stream_for_v2_verify(batch, None, stream)
         if not batch.forward_mode.is_decode():
-            return self._prefill(batch, on_publish, pp_proxy_tensors)
+            return self._prefill(batch, publish)
         plan = ranks.agree(self._plan(batch), len(batch.reqs), self._stride)
         if plan.width == 1 and self._shapes.plain_decodes:
-            return self._decode(batch, on_publish, pp_proxy_tensors)
-        return self._verify(batch, plan, on_publish, pp_proxy_tensors)
+            return self._decode(batch, publish)
+        return self._verify(batch, plan, publish)
 
     def _plan(self, batch: SglScheduleBatch) -> Plan:
         """Returns this rank's plan of a decoding step."""
@@ -162,30 +167,21 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             self._planner = None
             return otherwise
 
-    def _prefill(
-        self, batch: SglScheduleBatch, on_publish: Publish | None, pp_proxy_tensors: Any
-    ) -> GenerationBatchResult:
+    def _prefill(self, batch: SglScheduleBatch, publish: Publish) -> GenerationBatchResult:
         """Runs a batch that does not decode, unchanged on the target."""
         if self._planner is not None:
             self._aided(None, self._planner.interrupted)
         minimum = minimum_of(batch, 0)
         penalize(batch.sampling_info, minimum, batch.seq_lens)
         new_seq_lens = batch.seq_lens
-        _publish(on_publish, new_seq_lens)
-        result = self._target_worker.forward_batch_generation(
-            batch, pp_proxy_tensors=pp_proxy_tensors
-        )
+        publish(new_seq_lens)
+        result = self._target_worker.forward_batch_generation(batch)
         return self._one_each(result, new_seq_lens, False)
 
-    def _decode(
-        self,
-        batch: SglScheduleBatch,
-        on_publish: Publish | None,
-        pp_proxy_tensors: Any,
-    ) -> GenerationBatchResult:
+    def _decode(self, batch: SglScheduleBatch, publish: Publish) -> GenerationBatchResult:
         """Runs a step without drafts: the target's own decoding, as without speculation."""
         new_seq_lens = batch.seq_lens + 1
-        _publish(on_publish, new_seq_lens)
+        publish(new_seq_lens)
         minimum = minimum_of(batch, 1)
         penalize(batch.sampling_info, minimum, new_seq_lens)
         batch.input_ids = self._newest(batch)
@@ -197,27 +193,21 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         batch.orig_seq_lens = batch.orig_seq_lens + 1
         batch.spec_info = None
         with self._shapes.of(1):
-            result = self._target_worker.forward_batch_generation(
-                batch, pp_proxy_tensors=pp_proxy_tensors
-            )
+            result = self._target_worker.forward_batch_generation(batch)
         if batch.return_logprob:
             output = result.logits_output
             output.next_token_logprobs = output.next_token_logprobs.view(-1, 1)
         return self._one_each(result, new_seq_lens, True)
 
     def _verify(
-        self,
-        batch: SglScheduleBatch,
-        plan: Plan,
-        on_publish: Publish | None,
-        pp_proxy_tensors: Any,
+        self, batch: SglScheduleBatch, plan: Plan, publish: Publish
     ) -> GenerationBatchResult:
         """Runs a step with drafts: the target at every node, then the walk. A plan without drafts
         is the root alone, in the kernel of drafts."""
         count, width = len(batch.reqs), plan.width
         newest, moves = self._newest(batch), False
         if plan.drafts is None:
-            _publish(on_publish, batch.seq_lens + 1)
+            publish(batch.seq_lens + 1)
             nodes = root_alone(newest)
         else:
             layout = layout_of(plan.drafts, width)
@@ -247,9 +237,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             draft_token_num=width,
         )
         with self._shapes.of(width):
-            result = self._target_worker.forward_batch_generation(
-                batch, pp_proxy_tensors=pp_proxy_tensors, is_verify=True
-            )
+            result = self._target_worker.forward_batch_generation(batch, is_verify=True)
             output = result.logits_output
             verified = verify(self.model_runner, batch, output, nodes, positions, minimum)
             walked, lens = verified.walked, verified.walked.lens
@@ -267,14 +255,11 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         tokens[:, :width] = verified.tokens
         new_seq_lens = batch.seq_lens + lens
         if plan.drafts is not None:
-            _publish(on_publish, new_seq_lens)
+            publish(new_seq_lens)
         return self._result(result, tokens, lens, new_seq_lens, width, True)
 
     def _one_each(
-        self,
-        result: SglResult,
-        new_seq_lens: torch.Tensor,
-        decoded: bool,
+        self, result: SglResult, new_seq_lens: torch.Tensor, decoded: bool
     ) -> GenerationBatchResult:
         """Returns the result of a step with one token per request."""
         count = len(new_seq_lens)
@@ -312,7 +297,5 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         )
 
 
-def _publish(on_publish: Publish | None, new_seq_lens: torch.Tensor) -> None:
-    """Gives the lengths after a step to the next one, which waits for what is queued before."""
-    if on_publish is not None:
-        on_publish(new_seq_lens)
+def _unpublished(_: torch.Tensor) -> None:
+    """Stands for `on_publish` where steps do not overlap."""
