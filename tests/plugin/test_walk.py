@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from seer_sgl.draft.drafter import Drafts
 from seer_sgl.draft.tree import lay_out
-from seer_sgl.plugin.speculation.outcome import WalkOutcome
 from seer_sgl.plugin.speculation.verify import flat, layout_of
-from seer_sgl.plugin.speculation.walk import Nodes, root_alone, upload, walk
+from seer_sgl.plugin.speculation.walk import Nodes, outcome_of, root_alone, upload, walk
 from tests.draft.trees import Tree, as_drafts, trees
 
 
@@ -26,7 +25,7 @@ def test_what_the_target_drew_is_followed_as_far_as_it_was_drafted(
     nodes = on_device([9] * len(rows), as_drafts(rows), width)
     draws = [[dice.randint(0, 2) for _ in range(width)] for _ in rows]
     walked = walk(nodes, torch.tensor(draws, dtype=torch.int32))
-    outcome = WalkOutcome(walked)()
+    outcome = outcome_of(walked)()
     for row, whole in enumerate(rows):
         tree = whole[: width - 1]
         path = [-1]

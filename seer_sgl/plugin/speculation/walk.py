@@ -1,15 +1,16 @@
 """Draft trees on the target's device, and the walk along the target's draws.
 
 All of it is tensor operations: on a GPU the host only queues them. Their result reaches the host
-with the next step (outcome.py), so SGLang's scheduler works while the GPU verifies.
+with the next step, so SGLang's scheduler works while the GPU verifies.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from seer_sgl.draft.tree import Layout
+from seer_sgl.draft.tree import Accepted, Layout
 
 
 class Nodes(NamedTuple):
@@ -77,3 +78,20 @@ def walk(nodes: Nodes, draws: torch.Tensor) -> Walk:
     path = torch.full((len(draws), width + 1), -1, dtype=torch.int64, device=draws.device)
     path.scatter_(1, columns, torch.arange(width, device=draws.device).expand_as(columns))
     return Walk(path[:, :width], lens)
+
+
+def outcome_of(walked: Walk) -> Callable[[], Accepted]:
+    """Queues a copy of a walk to the host.
+
+    Returns a function that waits for the copy and returns the accepted paths.
+    """
+    path = walked.path.to(torch.int32).to("cpu", non_blocking=True)
+    lens = walked.lens.to("cpu", non_blocking=True)
+    copied = torch.get_device_module(walked.path.device).Event()
+    copied.record()
+
+    def outcome() -> Accepted:
+        copied.synchronize()
+        return Accepted(path.numpy(), lens.numpy())
+
+    return outcome

@@ -40,11 +40,10 @@ from .mask import attention_mask
 from .minimum import minimum_of, penalize
 from .moved import move_accepted
 from .node_sampler import speculates
-from .outcome import WalkOutcome
 from .planner import PLAIN, LastStep, Plan, Planner
 from .shapes import Shapes, on_gpu, save_memory
 from .verify import flat, layout_of, verify
-from .walk import root_alone, upload
+from .walk import outcome_of, root_alone, upload
 
 logger = logging.getLogger(__name__)
 Publish = Callable[[torch.Tensor], object]  # receives the lengths after a step, int64 [n]
@@ -250,7 +249,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             slots = batch.out_cache_loc.view(count, width)
             move_accepted(cache, get_global_experts_capturer(), result, slots, walked)
         if self._planner is not None and plan.drafts is not None:
-            self._aided(None, self._planner.verifying, plan, WalkOutcome(walked))
+            self._aided(None, self._planner.verifying, plan, outcome_of(walked))
         tokens = torch.zeros((count, self._stride), dtype=torch.int32, device=self.device)
         tokens[:, :width] = verified.tokens
         new_seq_lens = batch.seq_lens + lens
