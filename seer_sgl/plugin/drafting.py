@@ -1,5 +1,6 @@
 """Grouped drafting inside an engine: its settings, its link to the draft hub, and its report."""
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any
@@ -55,22 +56,15 @@ def join(
     return replica
 
 
+@dataclasses.dataclass
 class DraftStatus:
-    """The report on drafting; None until the worker drafts.
+    """What the plugin reports about the drafting of this process.
 
     paths: the most continuations per node. decodes: whether plain steps are SGLang's decode steps,
-    as they are without the worker.
+    as they are without the worker. report: returns a DraftReport and counters, as JSON; None until
+    the worker drafts.
     """
 
-    def __init__(self) -> None:
-        self.paths = 1
-        self.decodes = True
-        self._facts: Callable[[], dict[str, Any]] | None = None
-
-    def begin(self, facts: Callable[[], dict[str, Any]]) -> None:
-        """Starts the report. facts: returns a DraftReport and counters, as JSON."""
-        self._facts = facts
-
-    def report(self) -> dict[str, Any] | None:
-        """Returns drafting's part of the plugin's report; None until the worker drafts."""
-        return None if self._facts is None else self._facts()
+    paths: int = 1
+    decodes: bool = True
+    report: Callable[[], dict[str, Any] | None] = lambda: None

@@ -83,5 +83,5 @@ def planner(
     reserve = get_alloc_reserve_per_decode()
     forward = [[batch, width, 1e3 * s] for (batch, width), s in times.items()]
     constant = {"draft_tokens": reserve, "paths": paths, "forward_ms": forward}
-    status.begin(lambda: {**constant, **result.facts()})
+    status.report = lambda: {**constant, **result.facts()}
     return result
