@@ -125,8 +125,6 @@ class PoolPart:
         tag = layout.tag(os.environ.get(NAMESPACE, ""))
         storage_config.model_name = f"{tag}-{storage_config.model_name or ''}"
         store = stock(factory, backend_name, storage_config, mem_pool_host, **kwargs)
-        watch = Watch(self._threads, self.pages_written, self.pages_read)
-        store.__class__ = watched(type(store), watch)
         self._threads.watch()
         self._rank = PoolRank(
             cast(SglWatchedStore, store),
@@ -135,12 +133,9 @@ class PoolPart:
             mem_pool_host.size_per_token,
             self._threads,
         )
+        watch = Watch(self._threads, self._rank.written, self.pages_read)
+        store.__class__ = watched(type(store), watch)
         return store
-
-    def pages_written(self, last: str) -> None:
-        """Passes on the last page of a write. A thread of SGLang."""
-        if self._rank is not None:
-            self._rank.written(last)
 
     def pages_read(self, pages: int, seconds: float) -> None:
         """Measures the rate of pool reads. A thread of SGLang."""
