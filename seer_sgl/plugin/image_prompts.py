@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from seer_sgl.link.contract import LONGEST, ORIGIN, PROMPT_LEN
+from seer_sgl.link.contract import LONGEST, PROMPT_LEN
 
 from .hook import TOKENIZER_MANAGER, Hook
+from .origin import origin_in
 from .sglang_types import SglGenerateReq, SglProcessed, SglTokenized, SglTokenizerManager
 
 if TYPE_CHECKING:
@@ -144,6 +145,4 @@ def _origin(obj: SglGenerateReq) -> dict[str, Any]:
     params = obj.sampling_params
     if not getattr(obj, "image_data", None) or not isinstance(params, Mapping):
         return {}
-    custom = params.get("custom_params")
-    origin = custom.get(ORIGIN) if isinstance(custom, dict) else None
-    return origin if isinstance(origin, dict) else {}
+    return origin_in(params.get("custom_params"))
