@@ -1,11 +1,10 @@
 """Finds the definition of a dotted name in SGLang's sources, without importing them.
 
-The sources are those of an installed package or of a wheel.
+The sources are those of the installed package or of any other that `Read` reaches.
 """
 
 import ast
 import importlib.util
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -46,13 +45,6 @@ class Sources:
             return file.read_text(encoding="utf-8") if file.is_file() else None
 
         return cls(read)
-
-    @classmethod
-    def wheel(cls, file: Path) -> "Sources":
-        """Returns the sources of the package in a wheel."""
-        archive = zipfile.ZipFile(file)
-        names = set(archive.namelist())
-        return cls(lambda path: archive.read(path).decode() if path in names else None)
 
     def find(self, dotted: str) -> Definition | None:
         """Returns where a module, class, function, method or attribute is defined."""

@@ -57,7 +57,7 @@ def sources(request: pytest.FixtureRequest, tmp_path: Path) -> Sources:
         for name, text in FILES.items():
             archive.writestr(f"{PACKAGE}/{name}", text)
     if request.param == "wheel":
-        return Sources.wheel(wheel)
+        return upgrade.in_wheel(wheel)
     zipfile.ZipFile(wheel).extractall(tmp_path)
     return Sources.folder(tmp_path)
 

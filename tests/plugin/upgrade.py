@@ -12,6 +12,7 @@ import ast
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -67,6 +68,13 @@ def wheel(folder: Path, number: str | None) -> Path | None:
     return next(iter(folder.glob("*.whl")), None)
 
 
+def in_wheel(file: Path) -> Sources:
+    """Returns the sources of the package in a wheel."""
+    archive = zipfile.ZipFile(file)
+    names = set(archive.namelist())
+    return Sources(lambda path: archive.read(path).decode() if path in names else None)
+
+
 def show(title: str, lines: list[str]) -> None:
     """Prints a list under its title."""
     print(f"{title}: {len(lines) or 'none'}")
@@ -86,7 +94,7 @@ def main(arguments: list[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             file = wheel(Path(folder), options.version)
             if file is not None:
-                other = Sources.wheel(file)
+                other = in_wheel(file)
                 _show_lacks(other, file.name.split("-")[1])
                 show("functions whose parameters it changes", list(changed(pinned, other)))
     return 1 if gone else 0
