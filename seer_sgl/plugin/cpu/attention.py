@@ -44,18 +44,8 @@ def decode_grouped(  # noqa: PLR0917 (SGLang's signature)
     The query heads that share a KV head become rows of one query: no KV head is repeated.
     """
     if not _plain(encoder_lens, options):
-        return stock(
-            self,
-            query,
-            output,
-            k_cache,
-            v_cache,
-            req_to_token,
-            req_pool_indices,
-            seq_lens,
-            encoder_lens,
-            **options,
-        )
+        kv = (k_cache, v_cache, req_to_token, req_pool_indices)
+        return stock(self, query, output, *kv, seq_lens, encoder_lens, **options)
     heads, kv_heads = query.shape[1], k_cache.shape[1]
     rows = zip(seq_lens.tolist(), req_pool_indices.tolist(), strict=True)
     for i, (length, row) in enumerate(rows):
@@ -91,20 +81,9 @@ def extend_new_rows_only(  # noqa: PLR0917 (SGLang's signature)
     [KV slots, KV heads, head size].
     """
     if not (options.get("causal") and _plain(encoder_lens, options)):
-        return stock(
-            self,
-            query,
-            output,
-            k_cache,
-            v_cache,
-            req_to_token,
-            req_pool_indices,
-            seq_lens,
-            extend_prefix_lens,
-            extend_seq_lens,
-            encoder_lens,
-            **options,
-        )
+        kv = (k_cache, v_cache, req_to_token, req_pool_indices)
+        lens = (seq_lens, extend_prefix_lens, extend_seq_lens, encoder_lens)
+        return stock(self, query, output, *kv, *lens, **options)
     start = 0
     per_request = zip(
         seq_lens.tolist(), extend_seq_lens.tolist(), req_pool_indices.tolist(), strict=True
