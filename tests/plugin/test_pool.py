@@ -64,12 +64,6 @@ def attached(rank: FakeRank) -> PoolPart:
     return PoolPart(fake)
 
 
-def test_each_hook_has_a_target_of_its_own() -> None:
-    targets = [hook.target for hook in PoolPart().hooks()]
-    assert len(set(targets)) == len(targets)
-    assert {hook.kind for hook in PoolPart().hooks()} <= {"before", "after", "around"}
-
-
 def call(**fields: Any) -> Any:
     plain = {
         "rid": "r.c1/",

@@ -187,11 +187,6 @@ def queued(scheduler: Any, *requests: Request) -> None:
         scheduler.waiting_queue.append(req)
 
 
-def test_each_hook_has_a_target_of_its_own() -> None:
-    targets = [hook.target for hook in Weights(PoolPart()).hooks()]
-    assert len(set(targets)) == len(targets)
-
-
 def test_the_same_weights_have_the_same_name_and_others_another(scheduler: Any) -> None:
     first = scheduler.plugin.name
     scheduler.update()
