@@ -2,10 +2,9 @@
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,8 @@ from seer_sgl.plugin.plugin import Plugin
 from seer_sgl.plugin.sources import Sources
 from seer_sgl.plugin.speculation import algorithm
 from seer_sgl.processes import loopback
+
+from .stand_ins import replace_module
 
 ALL = Plugin(on_cpu=True).abilities
 NAMES = [each.name for each in ALL]
@@ -187,10 +188,9 @@ def test_an_ability_needs_what_its_files_use_and_no_more() -> None:
 def registry(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Returns the targets that are registered, with a stand-in for SGLang's registry."""
     targets: list[str] = []
-    module: Any = ModuleType("hook_registry")
-    module.HookType = str
-    module.HookRegistry = SimpleNamespace(register=lambda target, *_: targets.append(target))
-    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", module)
+    registry = SimpleNamespace(register=lambda target, *_: targets.append(target))
+    name = "sglang.srt.plugins.hook_registry"
+    replace_module(monkeypatch, name, HookType=str, HookRegistry=registry)
     monkeypatch.setattr(plugins, "unresolved", lambda _: iter(()))
     monkeypatch.setattr(algorithm, "register", lambda _: targets.append("the algorithm"))
     return targets

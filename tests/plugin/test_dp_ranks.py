@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from seer_sgl.link import contract
 from seer_sgl.plugin.dp_ranks import DpRank, failures_first, until_one_ends
+
+from .stand_ins import replace_module
 
 
 @pytest.mark.parametrize(
@@ -19,11 +21,8 @@ from seer_sgl.plugin.dp_ranks import DpRank, failures_first, until_one_ends
 def test_each_rank_of_a_server_has_a_name_of_its_own(
     rank: int | None, size: int, number: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context: Any = ModuleType("sglang.srt.runtime_context")
-    context.get_parallel = lambda: SimpleNamespace(dp_rank=rank, dp_size=size)
-    for module in ("sglang", "sglang.srt"):
-        monkeypatch.setitem(sys.modules, module, ModuleType(module))
-    monkeypatch.setitem(sys.modules, context.__name__, context)
+    parallel = SimpleNamespace(dp_rank=rank, dp_size=size)
+    replace_module(monkeypatch, "sglang.srt.runtime_context", get_parallel=lambda: parallel)
     monkeypatch.setenv(contract.INSTANCE, "start")
     own = DpRank()
     own.begin()

@@ -1,7 +1,6 @@
 """What belongs to accepted draft tokens moves to the first slots of their row."""
 
 import random
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +14,8 @@ from seer_sgl.plugin.speculation.moved import move_accepted
 from seer_sgl.plugin.speculation.verify import layout_of
 from seer_sgl.plugin.speculation.walk import upload, walk
 from tests.draft.trees import Tree, as_drafts, trees
+
+from .stand_ins import replace_module
 
 SLOTS = 200
 
@@ -68,8 +69,7 @@ def test_sglang_has_room_for_the_rows_of_a_verification(
     monkeypatch: pytest.MonkeyPatch, algorithm: str | None, room: int
 ) -> None:
     spec = SimpleNamespace(speculative_algorithm=algorithm, speculative_num_draft_tokens=17)
-    context: Any = SimpleNamespace(get_spec=lambda: spec)
-    monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", context)
+    replace_module(monkeypatch, "sglang.srt.runtime_context", get_spec=lambda: spec)
     assert room_for_rows(max_running_requests=5, device="cpu") == (
         (),
         {"max_running_requests": room, "device": "cpu"},

@@ -1,9 +1,8 @@
 """The check for missing hooks, and the plugin's report. Without SGLang."""
 
 import functools
-import sys
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,8 @@ from seer_sgl.plugin.ability import Ability
 from seer_sgl.plugin.hook import Hook
 from seer_sgl.plugin.plugin import Plugin
 from seer_sgl.plugin.speculation import exactness
+
+from .stand_ins import replace_module
 
 
 def stock() -> None:
@@ -54,10 +55,8 @@ def of_one_hook(target: str) -> Ability:
 def test_a_hook_is_missing_unless_its_own_wrapper_is_there(
     monkeypatch: pytest.MonkeyPatch, function: Any, missing: list[str]
 ) -> None:
-    module: Any = ModuleType("fake_sglang_module")
-    if function is not None:
-        module.function = function
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    members = {} if function is None else {"function": function}
+    replace_module(monkeypatch, "fake_sglang_module", **members)
     loaded = Plugin(on_cpu=False)
     loaded.abilities = [of_one_hook("fake_sglang_module.function")]
     assert loaded.missing() == missing

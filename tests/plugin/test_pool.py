@@ -1,8 +1,7 @@
 """The hooks that name a layout, pass events to the rank, and write copies. Without SGLang."""
 
-import sys
 import threading
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -14,6 +13,8 @@ from seer_sgl.link.contract import PoolReport
 from seer_sgl.link.messages import Rates
 from seer_sgl.plugin import pool
 from seer_sgl.plugin.pool import PoolPart
+
+from .stand_ins import replace_module
 
 PAGE = 16
 LAYOUT = KvLayout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
@@ -36,21 +37,13 @@ class FakeRank:
         self.calls.append((rid, key))
 
 
-class FakeClock:
-    """Replaces `time`: a test advances it."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    fake = FakeClock()
-    monkeypatch.setattr(pool, "time", fake)
-    return fake
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Replaces `time`: a test advances `now`."""
+    clock = SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(pool, "time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -99,11 +92,10 @@ def test_a_finished_call_that_sglang_caches_is_registered_with_its_key(  # noqa:
     skipped: bool,
     registered: bool,
 ) -> None:
-    module: Any = ModuleType("sglang.srt.mem_cache.radix_cache")
-    module.RadixKey = lambda tokens, extra, **_: SimpleNamespace(
-        page_aligned=lambda size: (extra, tokens, size)
-    )
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    def radix_key(tokens: list[int], extra: str, **_: object) -> Any:
+        return SimpleNamespace(page_aligned=lambda size: (extra, tokens, size))
+
+    replace_module(monkeypatch, "sglang.srt.mem_cache.radix_cache", RadixKey=radix_key)
     tree: Any = SimpleNamespace(tree_core=SimpleNamespace(is_eagle=False), page_size=PAGE)
     attached.call_finished(call(skip_radix_cache_insert=skipped), tree, *cached, **named)
     key = ("w", [1, 2, 3, 4], PAGE)
@@ -177,7 +169,7 @@ def scheduler(device: str) -> Any:
     return SimpleNamespace(device=device)
 
 
-def launched(clock: FakeClock, tokens: int | None, **mode: bool) -> Any:
+def launched(clock: SimpleNamespace, tokens: int | None, **mode: bool) -> Any:
     """Returns a batch as SGLang's ScheduleBatch.copy leaves it, launched now."""
     kinds = {"is_extend": True, "is_target_verify": False, **mode}
     lens = None if tokens is None else [tokens - 1, 1]
@@ -189,7 +181,7 @@ def launched(clock: FakeClock, tokens: int | None, **mode: bool) -> Any:
 
 
 def test_a_prefill_that_is_long_enough_gives_a_rate(
-    rank: FakeRank, attached: PoolPart, clock: FakeClock
+    rank: FakeRank, attached: PoolPart, clock: SimpleNamespace
 ) -> None:
     for tokens, mode in (
         (pool.RATE_TOKENS - 1, {}),
@@ -208,7 +200,7 @@ def test_a_prefill_that_is_long_enough_gives_a_rate(
 
 
 def test_a_prefill_that_waits_for_the_batch_before_is_measured_from_its_end(
-    rank: FakeRank, attached: PoolPart, clock: FakeClock
+    rank: FakeRank, attached: PoolPart, clock: SimpleNamespace
 ) -> None:
     gpu = scheduler("cuda")
     clock.now += 1.0

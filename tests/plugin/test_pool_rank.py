@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +18,8 @@ from seer_sgl.link import client, contract, messages
 from seer_sgl.link.messages import Forget, Hello, KvStored, Rates
 from seer_sgl.plugin.pool_rank import PageNames, PoolRank, remove_pages
 from seer_sgl.timing import DEFAULT, Timing
+
+from .stand_ins import replace_module
 
 PAGE = 2
 LAYOUT = KvLayout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
@@ -95,9 +97,7 @@ def pool_rank(
 
 @pytest.fixture(autouse=True)
 def without_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
-    utils = ModuleType("sglang.srt.mem_cache.utils")
-    utils.get_storage_hash_str = pages_of  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, utils.__name__, utils)
+    replace_module(monkeypatch, "sglang.srt.mem_cache.utils", get_storage_hash_str=pages_of)
     monkeypatch.setattr(client, "Link", Wire)
     monkeypatch.setattr(client, "_links", {})
     monkeypatch.setenv(contract.LINK_URL, "http://driver/link")

@@ -1,14 +1,15 @@
 """The draft index and the seeded sampler are loaded before an engine is ready."""
 
-import sys
 from queue import SimpleQueue
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from seer_sgl.link.contract import ALGORITHM
 from seer_sgl.plugin.prepare import draw_with_seeds, load_the_index
+
+from .stand_ins import replace_module
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -17,14 +18,12 @@ def test_a_deterministic_engine_draws_for_one_row_and_for_several(
 ) -> None:
     torch = pytest.importorskip("torch")
     drawn: list[tuple[Any, Any, Any]] = []
-    sampler: Any = ModuleType("sampler")
 
     def draw(probs: Any, sampling_seed: Any, positions: Any) -> None:
         assert not torch.is_grad_enabled(), "as in SGLang's loop"
         drawn.append((tuple(probs.shape), tuple(sampling_seed.shape), tuple(positions.shape)))
 
-    sampler.sampling_from_probs_torch = draw
-    monkeypatch.setitem(sys.modules, "sglang.srt.layers.sampler", sampler)
+    replace_module(monkeypatch, "sglang.srt.layers.sampler", sampling_from_probs_torch=draw)
     scheduler: Any = SimpleNamespace(
         device="cpu",
         model_config=SimpleNamespace(vocab_size=10),

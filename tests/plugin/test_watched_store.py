@@ -1,13 +1,14 @@
 """The calls of a storage backend under SGLang's threads: errors are misses, and reads are timed."""
 
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from seer_sgl.plugin.kv_threads import KvThreads
 from seer_sgl.plugin.watched_store import Watch, watched
+
+from .stand_ins import replace_module
 
 KEYS = ["a", "b", "c"]
 SIDECAR: Any = SimpleNamespace(name="mamba", keys=["c"])
@@ -60,9 +61,9 @@ class Seen:
     """What a watched store tells."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        module: Any = ModuleType("sglang.srt.mem_cache.hicache_storage")
-        module.PoolTransferResult = SimpleNamespace(empty=lambda: "no hits")
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+        none = SimpleNamespace(empty=lambda: "no hits")
+        name = "sglang.srt.mem_cache.hicache_storage"
+        replace_module(monkeypatch, name, PoolTransferResult=none)
         self.threads = KvThreads()
         self.written: list[str] = []
         self.read: list[int] = []

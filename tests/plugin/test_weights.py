@@ -1,10 +1,9 @@
 """The name of an engine's weights, and the key of a request's KV. Without SGLang."""
 
 import hashlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,8 @@ import torch
 from seer_sgl.plugin import weights
 from seer_sgl.plugin.pool import PoolPart
 from seer_sgl.plugin.weights import Weights
+
+from .stand_ins import replace_module
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +24,12 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
         content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
 
-    utils = ModuleType("sglang.srt.managers.mm_utils")
-    utils.tensor_hash = tensor_hash  # type: ignore[attr-defined]
-    checker = ModuleType("sglang.srt.utils.weight_checker")
-    checker._is_non_persistent_buffer_name = lambda name: "cos_sin" in name  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, utils.__name__, utils)
-    monkeypatch.setitem(sys.modules, checker.__name__, checker)
+    def computed(name: str) -> bool:
+        return "cos_sin" in name
+
+    replace_module(monkeypatch, "sglang.srt.managers.mm_utils", tensor_hash=tensor_hash)
+    checker = "sglang.srt.utils.weight_checker"
+    replace_module(monkeypatch, checker, _is_non_persistent_buffer_name=computed)
 
 
 def model() -> Any:
