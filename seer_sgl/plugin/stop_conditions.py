@@ -42,7 +42,7 @@ def check_for_end(
 
 
 def look_after_every_token(
-    stock: Callable[[SglReq, int], None], req: SglReq, new_accepted_len: int = 1
+    stock: Callable[[SglReq, int], None], req: SglReq, new_accepted_len: int
 ) -> None:
     """Appends the run's tokens again, one by one, and calls
     SGLang's check after each, until it ends the request.
@@ -69,7 +69,7 @@ def look_after_every_token(
             return
 
 
-def report_abort_position(req: SglReq, new_accepted_len: int = 1) -> None:
+def report_abort_position(req: SglReq, new_accepted_len: int) -> None:
     """Before the check: stores where the last step of an aborted request began.
 
     SGLang ends the request in this call if `to_finish` is set, without checking the tokens of the
