@@ -11,14 +11,13 @@ makes of a kernel, the order of terms within a matrix unit, or half precisions.
 import json
 from typing import Any
 
-import numpy as np
 import torch
 from sglang.kernels.ops.attention import extend_attention
 
 from bench.gpu import attention
 from bench.gpu.attention import Kv, chain, extension, gap
-from seer_sgl.draft.drafter import Drafts
 from seer_sgl.draft.tree import lay_out
+from tests.draft.trees import as_drafts
 from tests.emulation.interpreter import add_terms_in_order
 
 HEADS, KV_HEADS, SIZE, SLOTS = 4, 2, 32, 800
@@ -26,13 +25,13 @@ SCALE = SIZE**-0.5
 PREFIX, WIDEST = 123, 9  # the draft crosses the boundary between two blocks of 64 tokens
 
 
-def attend(queries: torch.Tensor, kv: Kv, prefixes: list[int]) -> torch.Tensor:
-    """Returns the deterministic kernel's output for new tokens after `prefixes`."""
-    return attention.attend(queries, kv, extension(kv, prefixes, queries.shape[1]))
+def attend(
+    queries: torch.Tensor, kv: Kv, prefixes: list[int], trees: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns the deterministic kernel's output for new tokens after `prefixes`.
 
-
-def verify(queries: torch.Tensor, kv: Kv, prefixes: list[int], trees: torch.Tensor) -> torch.Tensor:
-    """Returns the output of a verification. trees: bool [requests, nodes, nodes]."""
+    trees: bool [requests, nodes, nodes], of a verification.
+    """
     return attention.attend(queries, kv, extension(kv, prefixes, queries.shape[1], trees))
 
 
@@ -55,16 +54,16 @@ def chains(kv: Kv, queries: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]
     """Returns the outputs of the newest tokens, verified one by one, and how others compare."""
     new = queries[:, PREFIX:]
     alone = torch.cat(
-        [verify(new[:, i : i + 1], kv, [PREFIX + i], chain(1)) for i in range(WIDEST)], 1
+        [attend(new[:, i : i + 1], kv, [PREFIX + i], chain(1)) for i in range(WIDEST)], 1
     )
     figures: dict[str, Any] = {
         f"chain of {width}": gap(
-            verify(new[:, :width], kv, [PREFIX], chain(width)), alone[:, :width]
+            attend(new[:, :width], kv, [PREFIX], chain(width)), alone[:, :width]
         )
         for width in (3, 5, WIDEST)
     }
     shorter = new.flip(1)  # another request of the batch, with another length
-    both = verify(torch.cat([shorter, new]), kv, [PREFIX - 70, PREFIX], chain(WIDEST, 2))
+    both = attend(torch.cat([shorter, new]), kv, [PREFIX - 70, PREFIX], chain(WIDEST, 2))
     figures["chain in a batch"] = gap(both[1:], alone)
     figures["prefill"] = gap(attend(queries, kv, [0])[:, PREFIX:], alone)
     figures["continuation"] = gap(attend(new, kv, [PREFIX]), alone)
@@ -76,17 +75,8 @@ def chains(kv: Kv, queries: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]
 
 def tree_path(kv: Kv, queries: torch.Tensor, alone: torch.Tensor, random: torch.Generator) -> float:
     """Returns the gap between a path of a tree, beside other branches, and the chain."""
-    parents = [[-1, -1, 0, 1, 3, 2, 4, 5]]
     path = [0, 2, 4, 5]  # the second child of the root, its child, and its child
-    none = np.zeros((1, 8), np.int32)
-    drafts = Drafts(
-        none,
-        np.array(parents, np.int32),
-        none.astype(np.float32),
-        none,
-        np.array([8], np.int32),
-        none[0, :1],
-    )
+    drafts = as_drafts([[(parent, 0) for parent in (-1, -1, 0, 1, 3, 2, 4, 5)]])
     tree = torch.from_numpy(lay_out([0], drafts, WIDEST).mask)
     nodes = torch.randn(1, WIDEST, HEADS, SIZE, generator=random)
     keys, values = kv.keys.clone(), kv.values.clone()
@@ -96,7 +86,7 @@ def tree_path(kv: Kv, queries: torch.Tensor, alone: torch.Tensor, random: torch.
         cache[slots] = torch.randn(chain.shape, generator=random)
         cache[slots[path]] = chain[: len(path)]
     nodes[:, path] = queries[:, PREFIX : PREFIX + len(path)]
-    output = verify(nodes, Kv(keys, values, kv.slots), [PREFIX], tree)
+    output = attend(nodes, Kv(keys, values, kv.slots), [PREFIX], tree)
     return gap(output[:, path], alone[:, : len(path)])
 
 
