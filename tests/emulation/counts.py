@@ -5,8 +5,9 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from seer_sgl.plugin.hook import SCHEDULER
+
 KEY = "emulation"  # in `internal_states` of `/server_info`
-SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 EAGER = "sglang.srt.model_executor.runner.eager_runner.EagerRunner.execute"
 
 
