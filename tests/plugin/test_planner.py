@@ -1,20 +1,16 @@
 """The planner learns what a verification accepted when it plans the next step, not earlier."""
 
-import time
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from seer_sgl.draft.acceptance import Acceptance
 from seer_sgl.draft.drafter import Drafter
-from seer_sgl.draft.policy import EXPLORE_EVERY, DraftPolicy
+from seer_sgl.draft.policy import DraftPolicy
 from seer_sgl.draft.replica import Replica
 from seer_sgl.draft.steps import StepTimes
 from seer_sgl.draft.tree import Accepted
-from seer_sgl.plugin.speculation import counts, planner
+from seer_sgl.plugin.speculation import counts
 from seer_sgl.plugin.speculation.planner import PLAIN, SETTLED, LastStep, Plan, Planner
-from tests.draft.drafts import drafts
 from tests.plugin.requests import request
 
 STRIDE = 5
@@ -24,12 +20,8 @@ REPEATS = [7, 8, 9, 7, 8, 9, 7, 8]  # what follows is easy to guess
 class Engine:
     """A planner over a real index, with two requests that repeat themselves."""
 
-    def __init__(self, pause: int = 0, *, overlaps: bool = False, drafted_s: float = 1e-3) -> None:
-        times = {
-            (batch, width): 1e-3 if width == 1 else drafted_s
-            for batch in (1, 8)
-            for width in (1, 3, STRIDE)
-        }
+    def __init__(self, pause: int = 0, *, overlaps: bool = False) -> None:
+        times = {(batch, width): 1e-3 for batch in (1, 8) for width in (1, 3, STRIDE)}
         self.policy = policy = DraftPolicy(
             (1, 3, STRIDE),
             StepTimes(times),
@@ -151,51 +143,3 @@ def test_overlapped_steps_are_timed_between_beginnings_of_one_kind(
         return
     assert plain == rests - SETTLED
     assert [width for _, width in seen[plain:]] == [width for width in widths[:3] if width > 1]
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The planner's clock, which stands still until a test moves `now`."""
-    clock = SimpleNamespace(now=0.0, monotonic=time.monotonic)
-    clock.perf_counter = lambda: clock.now
-    monkeypatch.setattr(planner, "time", clock)
-    return clock
-
-
-def widths_of(engine: Engine, clock: SimpleNamespace, steps: int) -> list[int]:
-    """Returns the widths of steps of 1 ms, with drafts 1.2 ms. All drafts that are verified are
-    right, and so are those of steps without drafts: the requests go on as they began."""
-    widths = []
-    for _ in range(steps):
-        plan = engine.plan()
-        widths.append(plan.width)
-        clock.now += 1e-3 if plan.width == 1 else 1.2e-3
-        if plan.drafts is not None:
-            engine.planner.verifying(plan, engine.outcome)
-        for req in engine.reqs:
-            for _ in range(3 if plan.width > 1 else 1):
-                req.output_ids.append(REPEATS[len(req.output_ids) % 3])
-    return widths
-
-
-@pytest.mark.parametrize("overlaps", [False, True])
-def test_a_time_that_was_measured_too_long_is_found_out_while_the_engine_decodes_plainly(
-    clock: SimpleNamespace, overlaps: bool
-) -> None:
-    engine = Engine(pause=8, overlaps=overlaps, drafted_s=6e-3)
-    widths = widths_of(engine, clock, 8 * EXPLORE_EVERY)
-    assert max(widths[: EXPLORE_EVERY // 2]) == 1, "drafting seems not to pay"
-    assert sum(width > 1 for width in widths[-EXPLORE_EVERY:]) > EXPLORE_EVERY // 2
-
-
-def test_drafts_that_have_become_good_are_found_out_while_the_engine_decodes_plainly(
-    clock: SimpleNamespace,
-) -> None:
-    engine = Engine(drafted_s=1.2e-3)
-    refused = Accepted(np.zeros((1, 2), np.int32), np.ones(1, np.int32))
-    for match in (1, 2, 4, 8, 16, 32):
-        for _ in range(1000):
-            engine.policy.acceptance.observe(drafts([[(-1, 0.9)]], match), refused, 2)
-    widths = widths_of(engine, clock, 40 * EXPLORE_EVERY)
-    assert max(widths[: EXPLORE_EVERY // 2]) == 1, "drafting seems not to pay"
-    assert sum(width > 1 for width in widths[-EXPLORE_EVERY:]) > EXPLORE_EVERY // 2

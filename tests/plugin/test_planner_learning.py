@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from seer_sgl.draft.drafter import Drafts
+from seer_sgl.draft.policy import EXPLORE_EVERY
 from seer_sgl.draft.tree import Accepted
+from tests.draft.drafts import drafts
 
 from .device import Device, Text, number_of
 
@@ -73,6 +75,33 @@ def test_what_many_requests_have_taught_does_not_make_the_drafts_of_few_free(mak
     assert drafted(device.run(200)) < 10
     for width in (1, 5):
         assert device.times.predict(2, width) == pytest.approx(times(2, width), rel=0.1)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_draft_that_was_measured_too_long_is_found_out_while_the_engine_decodes_plainly(
+    make: Made, overlaps: bool
+) -> None:
+    device = make(
+        repeats, lambda b, w: times(b, w) * (5 if w > 1 else 1), widths=(1, 3, 5), overlaps=overlaps
+    )
+    device.add(2)
+    assert drafted(device.run(EXPLORE_EVERY // 2)) == 0, "drafting seems not to pay"
+    device.run(7 * EXPLORE_EVERY)
+    assert drafted(device.run(EXPLORE_EVERY)) > EXPLORE_EVERY // 2
+
+
+def test_drafts_that_have_become_good_are_found_out_while_the_engine_decodes_plainly(
+    make: Made,
+) -> None:
+    device = make(repeats, overlaps=False)
+    refused = Accepted(np.zeros((1, 2), np.int32), np.ones(1, np.int32))
+    for match in (1, 2, 4, 8, 16, 32):
+        for _ in range(1000):
+            device.acceptance.observe(drafts([[(-1, 0.9)]], match), refused, 2)
+    device.add(2)
+    assert drafted(device.run(EXPLORE_EVERY // 2)) == 0, "drafting seems not to pay"
+    device.run(39 * EXPLORE_EVERY)
+    assert drafted(device.run(EXPLORE_EVERY)) > EXPLORE_EVERY // 2
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
