@@ -15,6 +15,7 @@ import torch
 
 from seer_sgl.link.contract import ALGORITHM
 from seer_sgl.plugin import cpu
+from seer_sgl.plugin.speculation.algorithm import REFUSED_VARIABLES
 from seer_sgl.plugin.speculation.node_sampler import ASKED_LOGPROBS
 from tests.e2e.conftest import MODEL
 
@@ -150,23 +151,6 @@ def steps() -> dict[str, list[str]]:
     return found
 
 
-def refused() -> dict[str, Any]:
-    """Returns a drafting engine's reply to an update that captures graphs again."""
-    from sglang.srt import runtime_context
-
-    from seer_sgl.plugin.speculation.algorithm import refuse_recapture
-
-    answers = {}
-    for algorithm in (ALGORITHM, None):
-        spec = SimpleNamespace(speculative_algorithm=algorithm)
-        runtime_context.get_spec = lambda spec=spec: spec
-        for again in (True, False):
-            request, updater = SimpleNamespace(recapture_cuda_graph=again), SimpleNamespace()
-            answer = refuse_recapture(lambda *_: None, updater, request)
-            answers[f"{algorithm} {again}"] = None if answer is None else answer.message
-    return answers
-
-
 def reserved() -> dict[str, Any]:
     """Returns SGLang's share of a GPU for weights and KV, and what a refused variable says."""
     import os
@@ -193,7 +177,7 @@ def reserved() -> dict[str, Any]:
 
     found["plain"], found["drafting"] = share(**plain), share(**drafting)
     found["given"] = share(**drafting, mem_fraction_static=0.5)
-    for variable in ("SGLANG_ENABLE_METADATA_GLUE_GRAPH", "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"):
+    for variable in REFUSED_VARIABLES:
         os.environ[variable] = "1"
         try:
             share(**drafting)
@@ -258,7 +242,7 @@ def main() -> None:
     """Prints all figures."""
     cpu.prepare()
     found = {"measured": measured()}  # first: other parts replace the sampler
-    found |= {"lists": lists(), "steps": steps(), "reserved": reserved(), "refused": refused()}
+    found |= {"lists": lists(), "steps": steps(), "reserved": reserved()}
     print(json.dumps(found))
 
 

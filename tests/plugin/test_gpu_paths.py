@@ -1,4 +1,4 @@
-"""What a GPU engine does beside its kernels: lists, order, memory, refusals (gpu_paths.py)."""
+"""What a GPU engine does beside its kernels: lists, order, memory (gpu_paths.py)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from seer_sgl.link.contract import ALGORITHM
+from seer_sgl.plugin.speculation.algorithm import REFUSED_VARIABLES
 
 from .gpu_paths import LAYERS, PASSES
 from .probe import run_probe
 
 pytestmark = pytest.mark.process
-
-WITH_DRAFTS = f"not with --speculative-algorithm {ALGORITHM}"
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +50,9 @@ def test_step_times_include_the_draws_at_all_nodes(found: Mapping[str, Any]) -> 
     assert found["measured"]["positive"]
 
 
-def test_a_drafting_engine_does_not_capture_graphs_again(found: Mapping[str, Any]) -> None:
-    assert found["refused"] == {
-        f"{ALGORITHM} True": f"recapture_cuda_graph: {WITH_DRAFTS}",
-        f"{ALGORITHM} False": None,
-        "None True": None,
-        "None False": None,
-    }
-
-
-@pytest.mark.parametrize(
-    "variable", ["SGLANG_ENABLE_METADATA_GLUE_GRAPH", "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"]
-)
+@pytest.mark.parametrize("variable", REFUSED_VARIABLES)
 def test_variables_that_break_drafts_silently_are_refused(
     found: Mapping[str, Any], variable: str
 ) -> None:
-    assert found["reserved"][variable] == f"{variable}: {WITH_DRAFTS}"
+    line = f"{variable}: not with --speculative-algorithm {ALGORITHM}"
+    assert found["reserved"][variable] == line

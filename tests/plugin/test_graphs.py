@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
+from seer_sgl.link.contract import ALGORITHM
 from seer_sgl.plugin.speculation import graphs
+from seer_sgl.plugin.speculation.algorithm import refuse_recapture
 from seer_sgl.plugin.speculation.graphs import few_wide_graphs, graph_bytes, most_nodes, widths
+
+from .stand_ins import replace_module
 
 
 @pytest.mark.parametrize(
@@ -50,3 +54,23 @@ def test_memory_beside_the_kv_cache_grows_little_with_the_context() -> None:
     assert short == pytest.approx(3.3e9, rel=0.1)
     # Slots by nodes and all graphs of all widths took 17.5 GB.
     assert graph_bytes(given, 256, 131_072, 152_064) < 5e9
+
+
+REFUSED = f"recapture_cuda_graph: not with --speculative-algorithm {ALGORITHM}"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "again", "message"),
+    [(ALGORITHM, True, REFUSED), (ALGORITHM, False, None), (None, True, None)],
+)
+def test_a_drafting_engine_does_not_capture_graphs_again(
+    algorithm: str | None, again: bool, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = SimpleNamespace(speculative_algorithm=algorithm)
+    replace_module(monkeypatch, "sglang.srt.runtime_context", get_spec=lambda: spec)
+    io_struct = "sglang.srt.managers.io_struct"
+    replace_module(monkeypatch, io_struct, UpdateWeightFromDiskReqOutput=SimpleNamespace)
+    updater: Any = SimpleNamespace()
+    request = SimpleNamespace(recapture_cuda_graph=again)
+    answer = refuse_recapture(lambda *_: SimpleNamespace(message=None), updater, request)
+    assert answer.message == message
