@@ -73,23 +73,12 @@ def until_one_ends(pids: Sequence[int], wait: Callable[[float], None] = time.sle
     SGLang watches the controller of data-parallel ranks, and nobody watches their schedulers: one
     that is killed would leave its requests without an answer.
     """
-    processes = {pid: _process(pid) for pid in pids}
-    while True:
-        for pid, process in processes.items():
-            if process is None or _ended(process):
-                return pid
-        wait(WATCH_S)
-
-
-def _process(pid: int) -> psutil.Process | None:
     try:
-        return psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return None
-
-
-def _ended(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+        processes = [psutil.Process(pid) for pid in pids]
+        while True:
+            for process in processes:
+                if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                    return process.pid
+            wait(WATCH_S)
+    except psutil.NoSuchProcess as ended:
+        return ended.pid
