@@ -32,22 +32,21 @@ class _Shape(NamedTuple):
 class Shapes:
     """The target's state by width.
 
-    stride: the width that SGLang itself has prepared. exact: plain steps are verifications.
+    widths: ascending; SGLang itself has prepared the last one. exact: plain steps are
+    verifications.
     """
 
-    def __init__(
-        self, runner: SglModelRunner, widths: Sequence[int], stride: int, exact: bool
-    ) -> None:
+    def __init__(self, runner: SglModelRunner, widths: Sequence[int], exact: bool) -> None:
         self._runner = runner
         self._by_width: dict[int, _Shape] = {}
-        self._widest = stride
+        self._widest = widths[-1]
         self.plain_decodes = not on_gpu(runner) or not (exact or has_state(runner))
         if not on_gpu(runner):
             return
-        self._by_width[stride] = _Shape(runner.attn_backend, runner.decode_cuda_graph_runner)
-        for width in widths:
-            if width not in self._by_width:
-                self._by_width[width] = self._make(width)
+        for width in widths[:-1]:
+            self._by_width[width] = self._make(width)
+        prepared = _Shape(runner.attn_backend, runner.decode_cuda_graph_runner)
+        self._by_width[self._widest] = prepared
 
     @property
     def most_nodes(self) -> int:

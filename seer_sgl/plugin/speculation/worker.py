@@ -98,7 +98,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         runner, stride = self.model_runner, self._stride
         all_widths = widths(stride, on_gpu(runner))
         logger.info("seer-sgl: preparing steps of %s nodes per request", all_widths)
-        self._shapes = Shapes(runner, all_widths, stride, start.exact(runner, stride))
+        self._shapes = Shapes(runner, all_widths, start.exact(runner, stride))
         self._planner = start.planner(
             runner, self._shapes, all_widths, self._status, overlaps=self.enable_overlap
         )
