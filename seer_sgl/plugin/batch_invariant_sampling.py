@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .hook import SAMPLER, SAMPLING, Hook
+from .hook import SAMPLING, Hook
 from .sglang_types import SglSamplingInfo
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def hooks() -> list[Hook]:
     """Returns the hooks of this file."""
     return [
         Hook(
-            f"{SAMPLER}.top_k_top_p_min_p_sampling_from_probs_torch",
+            "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
             draw_by_column,
             "around",
             "SGLang assigns the seeded noise by rank as soon as one request of the batch filters; "
@@ -62,17 +62,9 @@ def draw_by_column(  # noqa: PLR0917 (SGLang's signature)
     engine by an assertion.
     """
     if sampling_seed is None:
-        return stock(
-            probs,
-            top_ks,
-            top_ps,
-            min_ps,
-            need_min_p_sampling,
-            sampling_seed,
-            positions,
-            return_filtered_probs=return_filtered_probs,
-            **options,
-        )
+        filters = (top_ks, top_ps, min_ps, need_min_p_sampling)
+        options["return_filtered_probs"] = return_filtered_probs
+        return stock(probs, *filters, sampling_seed, positions, **options)
     import torch
     from sglang.srt.layers.sampler import sampling_from_probs_torch
 
