@@ -12,7 +12,7 @@ import psutil
 
 from seer_sgl.link import contract
 
-from .hook import COMMUNICATOR, SCHEDULER, Hook
+from .hook import SCHEDULER, Hook
 
 WATCH_S = 1.0  # as SGLang looks after its own child processes
 
@@ -35,7 +35,7 @@ class DpRank:
                 "A plugin can read its data-parallel rank when it is loaded.",
             ),
             Hook(
-                f"{COMMUNICATOR}.queueing_call",
+                "sglang.srt.managers.communicator.FanOutCommunicator.queueing_call",
                 failures_first,
                 "around",
                 "SGLang answers a flush with the result of the data-parallel rank that replies "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from seer_sgl.link.contract import EXPERTS
 from seer_sgl.routed_experts import ExpertShape
 
-from .hook import REQ, RESULTS, RUNNER, SCHEDULE_BATCH, Hook
+from .hook import REQ, RESULTS, RUNNER, Hook
 from .origin import given_origin
 from .sglang_types import (
     SglCapturer,
@@ -87,7 +87,7 @@ class ExpertCapture:
                 "Rows of routed experts move with their KV.",
             ),
             Hook(
-                f"{SCHEDULE_BATCH}.release_req",
+                "sglang.srt.managers.schedule_batch.release_req",
                 self.keep_decoded,
                 "before",
                 "SGLang gives the slots of a preempted request back and computes its tokens again, "

@@ -10,7 +10,7 @@ from array import array
 
 import numpy as np
 
-from .hook import NATIVE_HASH, Hook
+from .hook import Hook
 
 
 class PageHash:
@@ -61,7 +61,7 @@ def hooks() -> list[Hook]:
     """Returns the hooks of this file."""
     return [
         Hook(
-            f"{NATIVE_HASH}._load_native_hash_module",
+            "sglang.srt.mem_cache.cpp_utils.native_hash._load_native_hash_module",
             page_hash,
             "replace",
             "SGLang compiles its hash of page names at the first call, in the middle of a rollout, "

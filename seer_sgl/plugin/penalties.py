@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from seer_sgl.link.contract import ALGORITHM
 
-from .hook import BATCH, SAMPLING, SCHEDULER, Hook
+from .hook import SAMPLING, SCHEDULER, Hook
 from .sglang_types import (
     SglFrequencyPenalty,
     SglMinNewTokens,
@@ -46,7 +46,7 @@ def hooks() -> list[Hook]:
             "SGLang counts penalties from tokens on the device.",
         ),
         Hook(
-            f"{BATCH}.cumulate_penalty_output_tokens",
+            "sglang.srt.managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens",
             count_later,
             "around",
             "SGLang counts tokens for penalties while it prepares a step, when the newest token is "

@@ -14,7 +14,7 @@ from seer_sgl.kvpool.namespace import KvLayout
 from seer_sgl.link import messages
 from seer_sgl.link.contract import PoolReport
 
-from .hook import KV_ROWS, SCHEDULER, STORES, Hook
+from .hook import SCHEDULER, Hook
 from .kv_threads import KvThreads
 from .pool_rank import PoolRank
 from .sglang_types import (
@@ -64,7 +64,7 @@ class PoolPart:
         """Returns the hooks of this part."""
         return [
             Hook(
-                f"{STORES}.create_backend",
+                "sglang.srt.mem_cache.storage.backend_factory.StorageBackendFactory.create_backend",
                 self.open_store,
                 "around",
                 "SGLang's page keys lack the layout of the KV, and its threads report no end of a "
@@ -90,7 +90,7 @@ class PoolPart:
                 "The driver uses the prefill time of `/v1/loads`.",
             ),
             Hook(
-                f"{KV_ROWS}.release_kv_cache",
+                "sglang.srt.mem_cache.common.release_kv_cache",
                 self.call_finished,
                 "before",
                 "SGLang caches a finished request here and starts to write its KV to the pool; the "

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from seer_sgl.processes import loopback
 
-from .hook import BOOTSTRAP, GROUPS, MOONCAKE, TRANSFER, Hook
+from .hook import TRANSFER, Hook
 
 HOST = "127.0.0.1"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # torch's environment variable
@@ -28,7 +28,7 @@ def hooks() -> list[Hook]:
     """Returns the hooks of this file."""
     return [
         Hook(
-            f"{BOOTSTRAP}._init_parallel_groups",
+            "sglang.srt.distributed.bootstrap._init_parallel_groups",
             meet_on_loopback,
             "around",
             "SGLang lets the ranks of a server meet at a port that is open on all interfaces; "
@@ -36,7 +36,7 @@ def hooks() -> list[Hook]:
             "SGLang lets the ranks of one machine meet on loopback.",
         ),
         Hook(
-            f"{GROUPS}.create_custom_parallel_group",
+            "sglang.srt.distributed.parallel_state.create_custom_parallel_group",
             group_on_loopback,
             "around",
             "SGLang creates HiCache's groups of ranks later, again with open ports; groups within "
@@ -52,7 +52,7 @@ def hooks() -> list[Hook]:
             "Mooncake has a setting for the address on which it listens.",
         ),
         Hook(
-            f"{MOONCAKE}.__init__",
+            "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore.__init__",
             confine,
             "after",
             "Mooncake's store client opens ports on all interfaces; in a fleet on one machine they "

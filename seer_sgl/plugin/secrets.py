@@ -4,7 +4,7 @@ from typing import Any
 
 from seer_sgl.config.masking import MASK
 
-from .hook import SERVER_ARGS, Hook
+from .hook import Hook
 
 KEYS = ("api_key", "admin_api_key", "ssl_keyfile_password")  # of ServerArgs
 
@@ -13,7 +13,7 @@ def hooks() -> list[Hook]:
     """Returns the hooks of this file."""
     return [
         Hook(
-            f"{SERVER_ARGS}.resolved_dict",
+            "sglang.srt.server_args.ServerArgs.resolved_dict",
             mask,
             "after",
             "SGLang writes all its arguments to the log and into `/server_info`; API keys and "

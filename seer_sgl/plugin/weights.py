@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from seer_sgl.kvpool.namespace import weights_name
 
-from .hook import DISPATCHER, SCHEDULER, Hook
+from .hook import SCHEDULER, Hook
 from .pool import PoolPart
 from .sglang_types import SglReq, SglScheduler
 
@@ -51,7 +51,7 @@ class Weights:
                 "SGLang names the loaded weights by a digest.",
             ),
             Hook(
-                f"{DISPATCHER}.__call__",
+                "sglang.utils.TypeBasedDispatcher.__call__",
                 self.message_handled,
                 "after",
                 "SGLang's scheduler handles every message here; after one that may have changed "

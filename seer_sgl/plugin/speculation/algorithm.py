@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from seer_sgl.link.contract import ALGORITHM
 from seer_sgl.plugin.drafting import DraftStatus
-from seer_sgl.plugin.hook import CAPTURER, KV_SIZES, UPDATER, Hook
+from seer_sgl.plugin.hook import UPDATER, Hook
 from seer_sgl.plugin.sglang_types import SglServerArgs, SglWeightUpdater
 
 # The first captures the copy of one step's draft mask, which later steps repeat. The second sizes
@@ -102,7 +102,7 @@ def hooks() -> list[Hook]:
     """Returns the hooks of speculative decoding."""
     return [
         Hook(
-            f"{KV_SIZES}.get_req_to_token_extra_context_len",
+            "sglang.srt.mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len",
             room_for_drafts,
             "after",
             "SGLang ends a request's row of KV slots at the context length; the slots reserved for "
@@ -118,7 +118,7 @@ def hooks() -> list[Hook]:
             "SGLang captures the graphs of all widths of an algorithm again.",
         ),
         Hook(
-            f"{CAPTURER}.create",
+            "sglang.srt.state_capturer.routed_experts.RoutedExpertsCapturer.create",
             room_for_rows,
             "before",
             "SGLang has room for the routed experts of one token per running request; a "

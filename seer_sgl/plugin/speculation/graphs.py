@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from seer_sgl.link.contract import ALGORITHM
-from seer_sgl.plugin.hook import GRAPHS, MEMORY, RUNNER, RUNNERS, Hook
+from seer_sgl.plugin.hook import RUNNER, Hook
 from seer_sgl.plugin.sglang_types import SglModelRunner, SglServerArgs
 
 WIDE = 5  # nodes per request; of wider drafts
@@ -65,7 +65,7 @@ def hooks() -> list[Hook]:
     """Returns the hooks of this file."""
     return [
         Hook(
-            f"{GRAPHS}.get_batch_sizes_to_capture",
+            "sglang.srt.model_executor.runner.base_cuda_graph_runner.get_batch_sizes_to_capture",
             few_wide_graphs,
             "after",
             "SGLang captures a graph per batch size and draft width; wide drafts of many requests "
@@ -81,7 +81,7 @@ def hooks() -> list[Hook]:
             "Batch sizes can be set per number of draft tokens.",
         ),
         Hook(
-            f"{RUNNERS}._widest_decode_rows",
+            "sglang.srt.model_executor.runner.base_runner.BaseRunner._widest_decode_rows",
             workspace_rows,
             "after",
             "SGLang sizes the workspace of fused all-reduces by the widest draft, whose graphs are "
@@ -89,7 +89,7 @@ def hooks() -> list[Hook]:
             "Batch sizes can be set per number of draft tokens.",
         ),
         Hook(
-            f"{MEMORY}.reserve_for_graph_mb",
+            "sglang.srt.arg_groups.memory_hook.reserve_for_graph_mb",
             reserve,
             "after",
             "SGLang sizes the KV cache by what it leaves to graphs, unless `mem-fraction-static` "
