@@ -6,7 +6,7 @@ the host. `python -m tests.plugin.gpu_paths` prints one JSON object.
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -16,15 +16,71 @@ import torch
 from seer_sgl.link.contract import ALGORITHM
 from seer_sgl.plugin import cpu
 from seer_sgl.plugin.speculation.algorithm import REFUSED_VARIABLES
+from seer_sgl.plugin.speculation.graphs import requests_of, widths
 from seer_sgl.plugin.speculation.node_sampler import ASKED_LOGPROBS
+from seer_sgl.plugin.speculation.shapes import save_memory
 from tests.e2e.conftest import MODEL
 
 STRIDE, REQUESTS, LAYERS, PASSES = 5, 3, 4, 2
+# Deterministic inference with the heads of Qwen2.5-7B, graphs of up to 256 requests.
+WIDEST, LARGEST, HEADS, HEAD_DIM, CONTEXT, SPLIT = 17, 256, 28, 128, 32_768, 256
 
 
 def nowhere(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     """Returns a tensor without data."""
     return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def sizing_backend(width: int) -> Any:
+    """Returns a TritonAttnBackend with the attributes that size its graph buffers."""
+    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+    one = TritonAttnBackend.__new__(TritonAttnBackend)
+    attributes = {
+        "num_head": HEADS,
+        "v_head_dim": HEAD_DIM,
+        "swa_v_head_dim": None,
+        "max_context_len": CONTEXT,
+        "max_kv_splits": CONTEXT // SPLIT,
+        "num_draft_tokens": width,
+        "sliding_window_size": None,
+        "use_sliding_window_kv_pool": False,
+        "kv_index_translator": SimpleNamespace(is_translating=False),
+        "enable_deterministic": True,
+        "build_unified_kv_indices": None,
+        "is_draft_runner": False,
+        "skip_prefill": False,
+        "lean_total_programs": 1,
+        "lean_block_m": 1,
+        "device": "meta",
+    }
+    for name, value in attributes.items():
+        setattr(one, name, value)
+    return one
+
+
+def graph_buffers(one: Any) -> Iterator[torch.Tensor]:
+    """Yields the graph buffers of a backend."""
+    for name, value in vars(one).items():
+        if name.startswith("cuda_graph") and isinstance(value, torch.Tensor):
+            yield value
+    yield one._verify_mask.buffer
+
+
+def buffer_bytes(saves: bool) -> int:
+    """Returns the bytes of the graph buffers of all widths, with or without `save_memory`."""
+    widest = sizing_backend(WIDEST)
+    backends = []
+    for width in reversed(widths(WIDEST, gpu=saves)):
+        one = widest if width == WIDEST else sizing_backend(width)
+        requests = requests_of(width, LARGEST) if saves else LARGEST
+        if saves:
+            save_memory(one, lambda: LARGEST, None if one is widest else widest)
+        one.init_cuda_graph_state(requests, requests * width)
+        assert one.max_kv_splits == CONTEXT // SPLIT, "decoding outside of graphs needs it"
+        backends.append(one)
+    different = {id(tensor): tensor.nbytes for one in backends for tensor in graph_buffers(one)}
+    return sum(different.values())
 
 
 def lists() -> dict[str, Any]:
@@ -241,7 +297,8 @@ def measured() -> dict[str, Any]:
 def main() -> None:
     """Prints all figures."""
     cpu.prepare()
-    found = {"measured": measured()}  # first: other parts replace the sampler
+    found: dict[str, Any] = {"measured": measured()}  # first: other parts replace the sampler
+    found["buffers"] = [buffer_bytes(saves) for saves in (False, True)]
     found |= {"lists": lists(), "steps": steps(), "reserved": reserved()}
     print(json.dumps(found))
 

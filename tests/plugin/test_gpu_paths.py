@@ -33,6 +33,12 @@ def test_a_step_without_drafts_publishes_its_lengths_first_and_reads_nothing(
     assert found["steps"][kind] == ["publish", "forward"]
 
 
+def test_verifying_backends_do_not_reserve_memory_for_decoding(found: Mapping[str, Any]) -> None:
+    stock, saved = found["buffers"]
+    assert stock > 18e9
+    assert saved < 0.25e9
+
+
 def test_the_kv_cache_leaves_room_for_drafting_unless_its_share_is_given(
     found: Mapping[str, Any],
 ) -> None:
