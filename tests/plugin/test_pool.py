@@ -143,15 +143,17 @@ def test_a_backend_is_opened_under_the_layout_and_watched(
     assert store.batch_set(["a", "b"], "pages") is False
     assert rank.pages == ["b"], "the end of a write, even of a failed one, is passed on"
     assert part.attached
-    stopped = threading.Event()
-    stopped.set()
-    report = part.report(cast(Any, tree_with(storage_stop_event=stopped, enable_storage=True)))
+    report = part.report(stopped_tree())
     assert report is not None
     assert (report.failures, report.broken) == (1, None)
 
 
-def tree_with(**controller: object) -> SimpleNamespace:
-    return SimpleNamespace(cache_controller=SimpleNamespace(**controller))
+def stopped_tree() -> Any:
+    """Returns a cache with storage whose threads SGLang has stopped."""
+    stopped = threading.Event()
+    stopped.set()
+    controller = SimpleNamespace(storage_stop_event=stopped, enable_storage=True)
+    return SimpleNamespace(cache_controller=controller)
 
 
 def test_a_read_that_is_long_enough_gives_a_rate(rank: FakeRank, attached: PoolPart) -> None:
@@ -219,9 +221,7 @@ def test_a_server_reports_its_namespace_and_the_size_of_its_kv(
     attached: PoolPart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(NAMESPACE, "fleet")
-    stopped = threading.Event()
-    stopped.set()
-    tree: Any = tree_with(storage_stop_event=stopped, enable_storage=True)
+    tree = stopped_tree()
     assert attached.report(tree) == PoolReport(LAYOUT.tag("fleet"), 100)
     tree.cache_controller.enable_storage = False
     assert attached.report(tree) is None, "SGLang has given it up"
