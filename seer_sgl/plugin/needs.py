@@ -121,11 +121,6 @@ def members(protocols: Iterable[type]) -> Iterator[tuple[str, tuple[str, ...]]]:
                 yield name, classes
 
 
-def protocols() -> list[type]:
-    """Returns the Protocols of SGLang's objects."""
-    return [value for name, value in vars(sglang_types).items() if name.startswith("Sgl")]
-
-
 def _reached(names: Iterable[str]) -> Iterator[type]:
     """Yields the Protocols of these names, their bases, and the types of their members."""
     left, seen = sorted(names), set[str]()
