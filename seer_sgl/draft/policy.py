@@ -40,7 +40,7 @@ class DraftPolicy:
     """Chooses the width of each verification.
 
     widths: ascending, the first is 1. most_nodes: the maximum per verification. pause: plain steps
-    before the first draft. overlaps: see Planner.
+    before the first draft. overlaps: a step is planned while the device runs the one before.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class DraftPolicy:
         self.times = times
         self.acceptance = acceptance
         self._most_nodes = most_nodes
-        self._overlaps = overlaps
+        self.overlaps = overlaps
         self._pause = pause  # steps left without drafting
         self._patience = 1  # the next pause, steps
         self._steps = 0
@@ -121,7 +121,7 @@ class DraftPolicy:
         self._tried = _Try(batch, width, times.times_seen(width), times.predict(batch, width))
         if width > 1:  # overlapped, it is timed if the next step looks at drafts too
             self._pause = 0
-        elif self._overlaps:
+        elif self.overlaps:
             self._pause = max(self._pause, PLAIN_STEPS)
         return width
 

@@ -51,7 +51,7 @@ class Device:
         policy = DraftPolicy(widths, self.times, acceptance, pause=pause, overlaps=overlaps)
         drafter = Drafter()
         replica = Replica(drafter, None, max_tokens=10**8, scope="engine")
-        self.planner = Planner(drafter, replica, paths, policy, overlaps=overlaps)
+        self.planner = Planner(drafter, replica, paths, policy)
         self.acceptance = policy.acceptance
         self.reqs: list[Any] = []
         self.waits = 0  # of the planner, for a step

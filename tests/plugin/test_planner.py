@@ -31,7 +31,7 @@ class Engine:
         )
         drafter = Drafter()
         replica = Replica(drafter, None, max_tokens=100_000, scope="engine")
-        self.planner = Planner(drafter, replica, 1, policy, overlaps=overlaps)
+        self.planner = Planner(drafter, replica, 1, policy)
         self.waited = 0  # for the tokens of a step
         self.reqs = [request(rid, REPEATS, group=rid) for rid in ("a", "b")]
         for req in self.reqs:

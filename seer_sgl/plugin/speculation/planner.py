@@ -63,18 +63,10 @@ class Planner:
     """Drafts for the running requests and learns from the accepted drafts.
 
     paths: the maximum of continuations per node; 1 drafts chains. policy: with the step times of
-    this engine. overlaps: a step is planned while the device runs the one before.
+    this engine.
     """
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        replica: Replica,
-        paths: int,
-        policy: DraftPolicy,
-        *,
-        overlaps: bool = False,
-    ) -> None:
+    def __init__(self, drafter: Drafter, replica: Replica, paths: int, policy: DraftPolicy) -> None:
         self.counts = Counts()
         self._drafter = drafter
         self._replica = replica
@@ -82,7 +74,6 @@ class Planner:
         self._paths = paths
         self._most = policy.widths[-1] - 1
         self._policy = policy
-        self._overlaps = overlaps
         self._acceptance = policy.acceptance
         self._step: _Step | None = None  # under way
         self._verification: _Verification | None = None  # whose outcome has not been seen
@@ -156,7 +147,7 @@ class Planner:
         if step is None or step.batch != batch:
             return
         alike = step.rests >= SETTLED if rests else step.rests == 0 and step.width > 1
-        if alike or not self._overlaps:
+        if alike or not self._policy.overlaps:
             self._policy.times.observe(batch, step.width, now - step.began - step.unneeded_s)
 
     def _learn(self) -> None:
@@ -189,7 +180,7 @@ class Planner:
         drafts = self._drafter.step(rows.slots, tokens, counts, budgets, self._paths)
         rows.share(tokens, counts)
         if plain or not drafts.counts.any():
-            if self._overlaps:  # a step that rests waits for nothing
+            if self._policy.overlaps:  # a step that rests waits for nothing
                 self._policy.rest()
             return PLAIN
         width = self._policy.width(drafts)

@@ -42,7 +42,7 @@ def planner(
     """Returns this rank's Planner if the rank drafts. `widths`: ascending; the root alone: no rank
     drafts.
 
-    status: reports the planner from now on. overlaps: see Planner.
+    status: reports the planner from now on. overlaps: see DraftPolicy.
     """
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
     from sglang.srt.runtime_context import get_parallel
@@ -79,7 +79,7 @@ def planner(
         pause=FIRST_PLAIN if overlaps else 0,
         overlaps=overlaps,
     )
-    result = Planner(drafter, replica, paths, policy, overlaps=overlaps)
+    result = Planner(drafter, replica, paths, policy)
     reserve = get_alloc_reserve_per_decode()
     forward = [[batch, width, 1e3 * s] for (batch, width), s in times.items()]
     constant = {"draft_tokens": reserve, "paths": paths, "forward_ms": forward}
