@@ -8,14 +8,12 @@ baseline's tail.
 """
 
 import argparse
-import heapq
 import json
 from typing import Any
 from unittest import mock
 
 from seer_sgl.scheduling import strategy
 from seer_sgl.scheduling.context_aware import ContextAware
-from seer_sgl.scheduling.ready import Ticket
 from seer_sgl.sim.opening import SimRequest
 from seer_sgl.sim.outcome import tail_cut
 from seer_sgl.sim.simulate import truth
@@ -32,9 +30,9 @@ class PublishedOrder(ContextAware):
     """The paper's order, without our two rules. A group without a known length goes first come,
     first served; a request that is longer than its siblings stays in its group's place."""
 
-    def _list_alone(self, request: Request, ticket: Ticket, group: Any) -> None:
+    def _list_alone(self, request: Request, group: Any) -> None:
         if group.lengths.unknown:
-            heapq.heappush(self._unknown, (0, request.order, ticket, request))
+            self._unknown.put(request, request.order)
 
 
 def measure(workload: str) -> list[dict[str, Any]]:

@@ -9,22 +9,19 @@ none of them will be among the longest. Groups of equal rank take turns, so that
 sooner. Tokens that a request was given do not count: only what is still to come does.
 """
 
-import heapq
-
 from typing_extensions import override
 
 from seer_sgl.types import Group, Request
 
 from .lengths import KnownLengths
+from .policy import GUARD_EVERY, OrderedPolicy
 from .posterior import LengthPosterior, Spread
-from .ready import ReadySet, Ticket
-from .starvation_guard import GUARD_EVERY, StarvationGuard
 from .updatable_queue import UpdatableQueue
 
 CHANCE = 0.001
 
 
-class LongestPossible(StarvationGuard):
+class LongestPossible(OrderedPolicy):
     """The policy `seer`. `known`: lengths of earlier rollouts, which count as if their
     responses were of this one."""
 
@@ -37,13 +34,11 @@ class LongestPossible(StarvationGuard):
         self._groups: dict[str, _Group] = {}  # by uid
         self._queue: UpdatableQueue[_Group] = UpdatableQueue()
 
+    @override
     def push(self, request: Request) -> None:
-        """Adds a request that is ready for its next chunk."""
+        super().push(request)
         group = self._group_of(request)
-        heapq.heappush(
-            group.ready,
-            (request.sampled, request.order, self._ready.add(request), request),
-        )
+        group.ready.put(request, (request.sampled, request.order))
         if request.sampled:
             group.posterior.reached(request.index, request.sampled)
         if request.sampled or group.ranked_for != 0:  # else its rank stays
@@ -52,7 +47,7 @@ class LongestPossible(StarvationGuard):
     @override
     def _first_in_order(self) -> Request | None:
         while (group := self._queue.first()) is not None:
-            request = group.first(self._ready)
+            request = group.ready.first()
             if request is not None and request.sampled == group.ranked_for:
                 return request
             self._rank(group)
@@ -66,6 +61,13 @@ class LongestPossible(StarvationGuard):
         self._rank(group)
         return request
 
+    @override
+    def take_out(self, request: Request) -> None:
+        super().take_out(request)
+        group = self._groups.get(request.group.uid)
+        if group is not None:
+            group.ready.remove(request)
+
     def finished(self, request: Request) -> None:
         """Records the length of a complete request."""
         group = self._groups.get(request.group.uid)
@@ -73,14 +75,13 @@ class LongestPossible(StarvationGuard):
             group.posterior.ended(request.index, request.sampled)
             self._rank(group)
 
+    @override
     def withdraw(self, group: Group) -> None:
-        """Removes a group that is complete or given up."""
+        super().withdraw(group)
         forgotten = self._groups.pop(group.uid, None)
         if forgotten is not None:
             forgotten.posterior.close()
             self._queue.remove(forgotten)
-        for request in group.requests:
-            self._ready.discard(request)
 
     def _group_of(self, request: Request) -> "_Group":
         uid = request.group.uid
@@ -94,7 +95,7 @@ class LongestPossible(StarvationGuard):
 
     def _rank(self, group: "_Group") -> None:
         """Puts the group into the queue by what its first ready request may still get."""
-        request = group.first(self._ready)
+        request = group.ready.first()
         if request is None:
             self._queue.remove(group)
             group.ranked_for = None
@@ -111,14 +112,5 @@ class _Group:
         self.order = order
         self.taken = 0  # picks of its requests
         self.posterior = posterior
-        self.ready: list[tuple[int, int, Ticket, Request]] = []  # fewest tokens first
+        self.ready: UpdatableQueue[Request] = UpdatableQueue()  # fewest tokens first
         self.ranked_for: int | None = None  # the tokens of the request by which it ranks
-
-    def first(self, ready: ReadySet) -> Request | None:
-        """Returns the ready request with the fewest tokens; None if there is none."""
-        while self.ready:
-            _, _, ticket, request = self.ready[0]
-            if ready.valid(request, ticket):
-                return request
-            heapq.heappop(self.ready)
-        return None

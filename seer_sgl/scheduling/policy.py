@@ -1,12 +1,20 @@
-"""The order of requests: the protocol, and policies that rank each request on its own."""
+"""The order of requests: the protocol, what all policies share, and those that rank each request on
+its own."""
 
-import heapq
+from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
+from typing_extensions import override
+
 from seer_sgl.types import Group, Request
 
-from .ready import ReadySet, Ticket
+from .updatable_queue import UpdatableQueue
+
+# To prevent starvation, every 64th pick takes the longest-waiting request (the paper:
+# "occasionally"). With q others waiting, a request is picked within GUARD_EVERY * (q + 1) picks.
+GUARD_EVERY = 64
 
 
 class Policy(Protocol):
@@ -31,48 +39,73 @@ class Policy(Protocol):
         """Removes a group that is complete or given up."""
 
 
-class Ranked:
-    """Lowest `rank` first; ties: the order of submission. A request's rank is fixed at `push`."""
+class OrderedPolicy(ABC):
+    """The ready requests, in an order that a subclass keeps.
 
-    def __init__(self, rank: Callable[[Request], int]) -> None:
-        self._rank = rank
-        self._ready = ReadySet()
-        self._queue: list[tuple[int, int, Ticket, Request]] = []
+    `guard_every`: every so many picks, the longest-waiting request is taken instead; None: never.
+    """
+
+    def __init__(self, guard_every: int | None = None) -> None:
+        self._guard_every = guard_every
+        self._taken = 0
+        self._ready: OrderedDict[Request, None] = OrderedDict()  # longest waiting first
 
     def push(self, request: Request) -> None:
         """Adds a request that is ready for its next chunk."""
-        ticket = self._ready.add(request)
-        heapq.heappush(self._queue, (self._rank(request), request.order, ticket, request))
+        self._ready[request] = None
 
     def peek(self) -> Request | None:
-        """Returns the request of the lowest rank without removing it; None if none is ready."""
-        while self._queue:
-            _, _, ticket, request = self._queue[0]
-            if self._ready.valid(request, ticket):
-                return request
-            heapq.heappop(self._queue)
-        return None
+        """Returns the next request without removing it; None if no request is ready."""
+        guards = self._guard_every is not None and (self._taken + 1) % self._guard_every == 0
+        return next(iter(self._ready), None) if guards else self._first_in_order()
 
     def pop(self) -> Request:
         """Removes and returns the request that `peek` returns. Raises IndexError if it is None."""
         request = self.peek()
         if request is None:
             raise IndexError("nothing is ready")
-        heapq.heappop(self._queue)
-        self._ready.discard(request)
+        self.take_out(request)
+        self._taken += 1
         return request
 
     def take_out(self, request: Request) -> None:
         """Removes the request if it is ready."""
-        self._ready.discard(request)
+        self._ready.pop(request, None)
+
+    def withdraw(self, group: Group) -> None:
+        """Removes a group that is complete or given up."""
+        for request in group.requests:
+            self.take_out(request)
+
+    @abstractmethod
+    def _first_in_order(self) -> Request | None:
+        """Returns the first ready request of the order; None if there is none."""
+
+
+class Ranked(OrderedPolicy):
+    """Lowest `rank` first; ties: the order of submission. A request's rank is fixed at `push`."""
+
+    def __init__(self, rank: Callable[[Request], int]) -> None:
+        super().__init__()
+        self._rank = rank
+        self._queue: UpdatableQueue[Request] = UpdatableQueue()
+
+    @override
+    def push(self, request: Request) -> None:
+        super().push(request)
+        self._queue.put(request, (self._rank(request), request.order))
+
+    @override
+    def take_out(self, request: Request) -> None:
+        super().take_out(request)
+        self._queue.remove(request)
 
     def finished(self, request: Request) -> None:
         """Does nothing: ranks do not depend on other requests."""
 
-    def withdraw(self, group: Group) -> None:
-        """Removes the group's ready requests."""
-        for request in group.requests:
-            self._ready.discard(request)
+    @override
+    def _first_in_order(self) -> Request | None:
+        return self._queue.first()
 
 
 class FirstComeFirstServed(Ranked):

@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 MOST_VOID = 64  # void entries that a queue may hold, in addition to one per valid entry
@@ -39,6 +40,10 @@ class UpdatableQueue(Generic[T]):
                 return self._heap[0][2]
             heapq.heappop(self._heap)
         return None
+
+    def __iter__(self) -> Iterator[T]:
+        """Yields all items, in no order."""
+        return (entry[2] for entry in self._heap if self._valid(entry))
 
     def __len__(self) -> int:
         """The number of items, without void entries."""

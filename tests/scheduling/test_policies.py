@@ -7,8 +7,12 @@ from hypothesis import strategies as st
 from seer_sgl.scheduling.context_aware import ContextAware
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.longest_possible import LongestPossible
-from seer_sgl.scheduling.policy import FirstComeFirstServed, LongestRemaining, Policy
-from seer_sgl.scheduling.starvation_guard import GUARD_EVERY
+from seer_sgl.scheduling.policy import (
+    GUARD_EVERY,
+    FirstComeFirstServed,
+    LongestRemaining,
+    Policy,
+)
 from seer_sgl.types import Request
 from tests.helpers import make_group, make_reply
 from tests.support.policies import UNGUARDED, end, grow, pushed, taken
@@ -293,5 +297,5 @@ def test_finished_groups_are_forgotten_while_longer_ones_are_always_ready() -> N
             policy.finished(request)
         policy.withdraw(group)
     queues = (policy._probes, policy._unknown, policy._past_estimate, policy._queue)
-    assert all(len(queue) < 100 for queue in queues)
+    assert all(len(queue._heap) < 100 for queue in queues)
     assert len(policy._groups) == 3
