@@ -20,7 +20,6 @@ class Job:
         "alpha",
         "chunk",
         "device",
-        "entry",
         "fetched",
         "first_step",
         "group",
@@ -62,7 +61,6 @@ class Job:
         self.fetched = fetched
         self.device = self.host = self.storage = 0
         self.alpha = alpha
-        self.entry = 0  # changes when it starts to run, so that old queue entries are recognised
         self.length_base = 0.0
         self.output_base = 0.0
         self.produced = 0  # output tokens when it was last retracted

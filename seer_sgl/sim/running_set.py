@@ -4,16 +4,13 @@ Every decode step gives each request the same number of tokens, so a sum over th
 `count * progress + a constant`. Entering and leaving cost O(log count); a step costs O(1).
 """
 
-import heapq
-import itertools
 from collections import Counter
 from collections.abc import Iterable
-from typing import TypeVar
+
+from seer_sgl.scheduling.updatable_queue import UpdatableQueue
 
 from .job import Job
 
-Rank = TypeVar("Rank", float, tuple[float, int])
-MOST_VOID = 64  # entries of jobs that have left, in addition to one per job
 EPSILON = 1e-6  # tokens; progress is a float when drafts are accepted
 
 
@@ -24,11 +21,8 @@ class RunningSet:
         self.jobs: dict[str, Job] = {}  # by rid
         self.progress = 0.0  # tokens given to every sequence since the engine started
         self.steps = 0
-        self._entries = itertools.count(1)
-        # Entries of jobs that have left stay until they reach the front, or until most entries of a
-        # queue are such; their number is void.
-        self._by_end: list[tuple[float, int, Job]] = []
-        self._by_output: list[tuple[tuple[float, int], int, Job]] = []  # least output first
+        self._by_end: UpdatableQueue[Job] = UpdatableQueue()
+        self._by_output: UpdatableQueue[Job] = UpdatableQueue()  # least output first
         self._siblings: Counter[str] = Counter()
         self._length_base = 0.0
         self._output_base = 0.0
@@ -60,25 +54,21 @@ class RunningSet:
 
     def enter(self, job: Job) -> None:
         """Adds a job that has its KV and the first token, which its prefill sampled."""
-        job.entry = next(self._entries)
         job.length_base = job.context + 1 - self.progress
         job.output_base = job.produced + 1 - self.progress
         job.first_step = self.steps
         self.jobs[job.rid] = job
-        end = job.tokens - job.output_base
-        heapq.heappush(self._by_end, (end, job.entry, job))
-        rank = (job.output_base, -job.prompt_len)
-        heapq.heappush(self._by_output, (rank, job.entry, job))
-        _drop_void(self._by_end, len(self.jobs))
-        _drop_void(self._by_output, len(self.jobs))
+        self._by_end.put(job, job.tokens - job.output_base)
+        self._by_output.put(job, (job.output_base, -job.prompt_len))
         self._count(job, +1)
 
     def leave(self, job: Job) -> None:
         """Removes a job that is done, retracted or aborted."""
         del self.jobs[job.rid]
+        self._by_end.remove(job)
+        self._by_output.remove(job)
         self._count(job, -1)
         job.steps += self.steps - job.first_step
-        job.entry = 0
 
     def step(self, count: int, tokens: float) -> None:
         """Advances by `count` decode steps of `tokens` per sequence."""
@@ -94,22 +84,21 @@ class RunningSet:
         return min(job.tokens, int(self.progress + job.output_base))
 
     def to_first_end(self) -> float:
-        """Returns the tokens per sequence until the first job is done."""
-        _forget(self._by_end)
-        return self._by_end[0][0] - self.progress
+        """Returns the tokens per sequence until the first job is done; 0 without a job."""
+        first = self._by_end.first()
+        return 0.0 if first is None else self._left(first)
 
     def done(self) -> Iterable[Job]:
         """Removes and yields the jobs that have all their tokens."""
-        while self.jobs and self.to_first_end() <= EPSILON:
-            job = self._by_end[0][2]
+        while (job := self._by_end.first()) is not None and self._left(job) <= EPSILON:
             self.leave(job)
             yield job
 
     def retract(self) -> Job:
         """Removes and returns the job that SGLang would retract: least output, then longest prompt
         (`ScheduleBatch._get_decode_retraction_order`)."""
-        _forget(self._by_output)
-        job = self._by_output[0][2]
+        job = self._by_output.first()
+        assert job is not None
         job.produced = int(self.progress + job.output_base)
         self.leave(job)
         return job
@@ -125,6 +114,10 @@ class RunningSet:
         output = count * self.progress + self._output_base
         return min(1.0, (output + ahead * count) / (self._max_new + 1))
 
+    def _left(self, job: Job) -> float:
+        """Returns the tokens that the job has yet to write."""
+        return job.tokens - job.output_base - self.progress
+
     def _count(self, job: Job, sign: int) -> None:
         self._length_base += sign * job.length_base
         self._output_base += sign * job.output_base
@@ -136,17 +129,3 @@ class RunningSet:
             self._shared_again += sign * job.prompt_len
         elif before + sign == 0:
             del self._siblings[job.group]
-
-
-def _forget(queue: list[tuple[Rank, int, Job]]) -> None:
-    """Drops the first entries of the queue whose jobs have left."""
-    while queue[0][2].entry != queue[0][1]:
-        heapq.heappop(queue)
-
-
-def _drop_void(queue: list[tuple[Rank, int, Job]], valid: int) -> None:
-    """Rebuilds a queue of mostly void entries. The front may not move: without retractions the
-    queue of outputs is not read."""
-    if len(queue) > MOST_VOID + 2 * valid:
-        queue[:] = [entry for entry in queue if entry[2].entry == entry[1]]
-        heapq.heapify(queue)

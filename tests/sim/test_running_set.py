@@ -3,8 +3,9 @@
 import gc
 import weakref
 
+from seer_sgl.scheduling.updatable_queue import MOST_VOID
 from seer_sgl.sim.job import Job
-from seer_sgl.sim.running_set import MOST_VOID, RunningSet
+from seer_sgl.sim.running_set import RunningSet
 from seer_sgl.types import Chunk, Move
 from tests.helpers import make_group
 
