@@ -12,6 +12,7 @@ from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.scheduling.strategy import make_strategy
 from seer_sgl.types import Chunk, ChunkResult, Group, Move
 from tests.helpers import LEFT, make_group, make_reply
+from tests.scheduling.chunks import take, take_all
 
 
 def baseline(name: str, engines: int = 3) -> Scheduler:
@@ -29,13 +30,6 @@ def baseline(name: str, engines: int = 3) -> Scheduler:
     return scheduler
 
 
-def all_of(scheduler: Scheduler) -> list[Chunk]:
-    chunks = []
-    while (chunk := scheduler.next_assignment(0.0)) is not None:
-        chunks.append(chunk)
-    return chunks
-
-
 def engines_by_group(chunks: list[Chunk]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for chunk in chunks:
@@ -47,7 +41,7 @@ def test_groups_go_round_the_engines_whole_and_all_at_once() -> None:
     scheduler = baseline("group_round_robin")
     for i, n in enumerate((4, 1, 2, 3)):
         scheduler.submit(make_group(f"g{i}", n=n, max_response_len=77))
-    chunks = all_of(scheduler)
+    chunks = take_all(scheduler)
     assert len(chunks) == 10
     assert {chunk.max_new_tokens for chunk in chunks} == {77}
     assert engines_by_group(chunks) == {"g0": {"e0"}, "g1": {"e1"}, "g2": {"e2"}, "g3": {"e0"}}
@@ -57,13 +51,13 @@ def test_requests_go_round_the_engines_one_by_one_and_all_at_once() -> None:
     scheduler = baseline("request_round_robin")
     for i, n in enumerate((4, 1, 2)):
         scheduler.submit(make_group(f"g{i}", n=n, max_response_len=77))
-    chunks = all_of(scheduler)
+    chunks = take_all(scheduler)
     assert {chunk.max_new_tokens for chunk in chunks} == {77}
     assert [chunk.engine_id for chunk in chunks] == ["e0", "e1", "e2"] * 2 + ["e0"]
     scheduler.set_available("e1", False)
     lost = next(chunk for chunk in chunks if chunk.engine_id == "e1")
     scheduler.complete(ChunkResult(chunk=lost, now=1.0, error=EngineUnavailable("gone")))
-    (again,) = all_of(scheduler)
+    (again,) = take_all(scheduler)
     assert again.engine_id == "e2"
 
 
@@ -71,13 +65,13 @@ def test_groups_go_to_the_engine_with_the_fewest_requests() -> None:
     scheduler = baseline("group_least_loaded")
     for i, n in enumerate((4, 1, 2, 3)):
         scheduler.submit(make_group(f"g{i}", n=n))
-    chunks = all_of(scheduler)
+    chunks = take_all(scheduler)
     assert engines_by_group(chunks) == {"g0": {"e0"}, "g1": {"e1"}, "g2": {"e2"}, "g3": {"e1"}}
     for chunk in chunks:
         if chunk.engine_id == "e0":
             scheduler.complete(ChunkResult(chunk=chunk, now=1.0, reply=make_reply(1, "stop")))
     scheduler.submit(make_group("g4", n=2))
-    assert engines_by_group(all_of(scheduler)) == {"g4": {"e0"}}
+    assert engines_by_group(take_all(scheduler)) == {"g4": {"e0"}}
 
 
 @pytest.mark.parametrize("name", ["group_round_robin", "group_least_loaded"])
@@ -85,14 +79,14 @@ def test_what_an_engine_lost_goes_to_another_and_no_pin_is_left(name: str) -> No
     scheduler = baseline(name, engines=2)
     group = make_group("g", n=3)
     scheduler.submit(group)
-    first = all_of(scheduler)
+    first = take_all(scheduler)
     home = first[0].engine_id
     scheduler.set_available(home, False)
     for chunk in first[:2]:
         scheduler.complete(ChunkResult(chunk=chunk, now=1.0, error=EngineUnavailable("gone")))
     reply = make_reply(5, "abort")
     scheduler.complete(ChunkResult(chunk=first[2], now=1.0, reply=reply))
-    again = all_of(scheduler)
+    again = take_all(scheduler)
     assert len(again) == 3
     assert engines_by_group(again)["g"].isdisjoint({home})
     assert {chunk.move for chunk in again if chunk.migrated} == {Move.PREFILL}
@@ -109,10 +103,9 @@ def test_what_an_engine_lost_goes_to_another_and_no_pin_is_left(name: str) -> No
 def test_what_is_still_to_be_sent_does_not_wait_for_an_engine_that_went_away() -> None:
     scheduler = baseline("group_round_robin", engines=2)
     scheduler.submit(make_group("g", n=3))
-    first = scheduler.next_assignment(0.0)
-    assert first is not None
+    first = take(scheduler)
     scheduler.set_available(first.engine_id, False)
-    rest = all_of(scheduler)
+    rest = take_all(scheduler)
     assert [chunk.engine_id for chunk in rest] == ["e1", "e1"]
 
 
@@ -121,6 +114,6 @@ def test_without_an_engine_everything_waits() -> None:
     for engine_id in ("e0", "e1"):
         scheduler.set_available(engine_id, False)
     scheduler.submit(make_group("g", n=2))
-    assert not all_of(scheduler)
+    assert not take_all(scheduler)
     scheduler.set_available("e1", True)
-    assert engines_by_group(all_of(scheduler)) == {"g": {"e1"}}
+    assert engines_by_group(take_all(scheduler)) == {"g": {"e1"}}

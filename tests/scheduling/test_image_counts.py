@@ -11,6 +11,7 @@ from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult, Group
 from tests.helpers import make_group
+from tests.scheduling.chunks import take
 
 LONGEST, PROMPT, IMAGE = 120, 10, 20
 CHUNK = 16
@@ -30,12 +31,6 @@ def engine(group: Group, capacity: int = 1000) -> Scheduler:
     scheduler.add_engine(EngineSlot("e0", KVLedger(capacity), 10))
     scheduler.submit(group)
     return scheduler
-
-
-def take(scheduler: Scheduler) -> Chunk:
-    chunk = scheduler.next_assignment(0.0)
-    assert chunk is not None
-    return chunk
 
 
 def reply(chunk: Chunk, images: int = IMAGE) -> ChunkReply:

@@ -21,18 +21,13 @@ from seer_sgl.scheduling.setbacks import (
 )
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult
 from tests.helpers import LEFT, UNDIVIDABLE, make_group, make_reply, why_given_up
+from tests.scheduling.chunks import take
 
 
 def one_engine(chunk_tokens: int = 30, capacity: int = 1000, max_inflight: int = 10) -> Scheduler:
     scheduler = Scheduler(chunk_tokens)
     scheduler.add_engine(EngineSlot("e0", KVLedger(capacity), max_inflight))
     return scheduler
-
-
-def take(scheduler: Scheduler) -> Chunk:
-    chunk = scheduler.next_assignment(0.0)
-    assert chunk is not None
-    return chunk
 
 
 def returned(scheduler: Scheduler, chunk: Chunk, reply: ChunkReply) -> None:
@@ -254,8 +249,7 @@ def test_what_one_engine_refused_waits_for_another_one_that_is_full() -> None:
     failed(scheduler, refused, RequestRejected("HTTP 400"))
     assert scheduler.next_assignment(0.0) is None
     returned(scheduler, other, make_reply(10, "stop"))
-    again = scheduler.next_assignment(REFUSED_PAUSE_S)
-    assert again is not None
+    again = take(scheduler, REFUSED_PAUSE_S)
     assert (again.request, again.engine_id) == (refused.request, other.engine_id)
     returned(scheduler, again, make_reply(10, "stop"))
     assert all(group.complete for group in groups)
@@ -270,13 +264,11 @@ def test_what_only_a_full_engine_may_take_holds_nobody_else_up() -> None:
     scheduler.submit(make_group("next", n=1))
     refused, other = take(scheduler), take(scheduler)
     failed(scheduler, refused, RequestRejected("HTTP 400"))
-    chunk = scheduler.next_assignment(1.0)
-    assert chunk is not None
+    chunk = take(scheduler, 1.0)
     assert (chunk.request.group.uid, chunk.engine_id) == ("next", refused.engine_id)
     assert scheduler.wake_at == 1.0 + REFUSED_PAUSE_S
     returned(scheduler, other, make_reply(10))
-    again = scheduler.next_assignment(1.0 + REFUSED_PAUSE_S)
-    assert again is not None
+    again = take(scheduler, 1.0 + REFUSED_PAUSE_S)
     assert (again.request, again.engine_id) == (refused.request, other.engine_id)
 
 
@@ -288,8 +280,7 @@ def test_a_refused_request_without_another_engine_is_given_up_when_patience_ends
     now = 1.0
     for attempt in range(MAX_CONSECUTIVE_FAILURES):
         assert why_given_up(group) is None
-        chunk = scheduler.next_assignment(now)
-        assert chunk is not None
+        chunk = take(scheduler, now)
         assert chunk.engine_id == "e0"
         error = RequestRejected(f"HTTP 400, time {attempt}")
         scheduler.complete(ChunkResult(chunk=chunk, now=now, error=error))

@@ -15,6 +15,7 @@ from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.scheduling.suspects import TEST_TOKENS
 from seer_sgl.types import Chunk, ChunkResult, FailureKind, Group, Request, RequestState
 from tests.helpers import UNDIVIDABLE, make_group, make_reply
+from tests.scheduling.chunks import take, take_all
 
 CHUNK = 40
 LONGEST = 100
@@ -55,7 +56,7 @@ class World:
     def round(self) -> bool:
         """Returns whether there was work."""
         sent: dict[str, list[Chunk]] = {}
-        while (chunk := self.scheduler.next_assignment(0.0)) is not None:
+        for chunk in take_all(self.scheduler):
             sent.setdefault(chunk.engine_id, []).append(chunk)
         for engine_id, chunks in sent.items():
             self.watch(chunks)
@@ -192,9 +193,8 @@ def test_an_engine_that_fails_without_dying_makes_no_suspects() -> None:
     group = single(2)
     scheduler.submit(group)
     for _ in range(2):
-        chunk = scheduler.next_assignment(0.0)
-        assert chunk is not None
-        scheduler.complete(ChunkResult(chunk=chunk, now=0.0, error=EngineUnavailable("HTTP 500")))
+        error = EngineUnavailable("HTTP 500")
+        scheduler.complete(ChunkResult(chunk=take(scheduler), now=0.0, error=error))
         assert scheduler._suspects.first is None
 
 
@@ -239,7 +239,7 @@ class Crowd(World):
         return at is not None and begin <= at < begin + chunk.max_new_tokens
 
     def round(self) -> bool:
-        while (chunk := self.scheduler.next_assignment(0.0)) is not None:
+        for chunk in take_all(self.scheduler):
             self.flying[chunk.engine_id].append(chunk)
         for engine_id, chunks in self.flying.items():
             self.watch(chunks)
@@ -318,7 +318,6 @@ def test_a_request_that_stalled_engines_waits_for_an_engine_without_others() -> 
         chunk = scheduler.next_assignment(0.0)
     assert chunk is None, "e1 has room, and a chunk of another request"
     scheduler.complete(ChunkResult(chunk=other, now=0.0, reply=make_reply(CHUNK)))
-    trial = scheduler.next_assignment(0.0)
-    assert trial is not None
+    trial = take(scheduler)
     assert (trial.request, trial.engine_id) == (culprit, "e1")
     assert scheduler.next_assignment(0.0) is None, "nobody joins it"

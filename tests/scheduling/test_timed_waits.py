@@ -11,6 +11,7 @@ from seer_sgl.scheduling.timed_waits import TimedWaits
 from seer_sgl.timing import DEFAULT
 from seer_sgl.types import Chunk, ChunkResult, Group, Move
 from tests.helpers import LEFT, make_group, make_reply
+from tests.scheduling.chunks import take
 
 
 def test_a_request_that_left_and_came_back_waits_until_its_new_time() -> None:
@@ -57,21 +58,15 @@ def scheduler(placement: WaitsForKV) -> Scheduler:
     return scheduler
 
 
-def started(scheduler: Scheduler, now: float = 0.0) -> Chunk:
-    chunk = scheduler.next_assignment(now)
-    assert chunk is not None
-    return chunk
-
-
 def parked(
     scheduler: Scheduler, group_id: str = "g", *, n: int = 1, now: float = 50.0
 ) -> tuple[Group, Chunk]:
     """Returns a group whose first request waits after its first chunk, and that chunk."""
     group = make_group(group_id, n=n)
     scheduler.submit(group)
-    chunk = started(scheduler)
+    chunk = take(scheduler)
     scheduler.complete(ChunkResult(chunk=chunk, now=now, reply=make_reply(10)))
-    others = [started(scheduler, now) for _ in range(n - 1)]
+    others = [take(scheduler, now) for _ in range(n - 1)]
     assert [chunk.request.index for chunk in others] == list(range(1, n)), "the others continue"
     assert scheduler.next_assignment(now) is None
     return group, chunk
@@ -84,17 +79,17 @@ def test_a_request_that_waits_for_its_kv_lets_others_go_on_and_moves_once_stored
     group, chunk = parked(scheduler, n=3)
     assert scheduler.stored(chunk.rid, True) is group.requests[0]
     assert scheduler.wake_at is None
-    moved = started(scheduler, 50.0)
+    moved = take(scheduler, 50.0)
     assert (moved.request.index, moved.move) == (0, Move.FETCH)
     assert scheduler.next_assignment(50.0) is None
 
 
 def test_an_acknowledgement_before_the_reply_spares_the_wait(scheduler: Scheduler) -> None:
     scheduler.submit(make_group(n=1))
-    chunk = started(scheduler)
+    chunk = take(scheduler)
     scheduler.stored(chunk.rid, True)
     scheduler.complete(ChunkResult(chunk=chunk, now=1.0, reply=make_reply(10)))
-    chunk = started(scheduler)
+    chunk = take(scheduler)
     assert chunk.move is Move.FETCH
     scheduler.complete(ChunkResult(chunk=chunk, now=2.0, reply=make_reply(10)))
     assert scheduler.next_assignment(2.0) is None, "the next chunk is to be stored anew"
@@ -108,15 +103,15 @@ def test_a_request_waits_so_long_and_is_then_offered_as_impatient(
     offers = len(placement.offers)
     assert scheduler.next_assignment(50.0 + DEFAULT.store_patience_s - 0.001) is None
     assert len(placement.offers) == offers, "nobody asks before"
-    chunk = started(scheduler, 50.0 + DEFAULT.store_patience_s)
+    chunk = take(scheduler, 50.0 + DEFAULT.store_patience_s)
     assert placement.offers[-1] == (0, False)
     assert scheduler.wake_at is None
     scheduler.complete(ChunkResult(chunk=chunk, now=60.0, reply=make_reply(10)))
-    chunk = started(scheduler, 60.0)
+    chunk = take(scheduler, 60.0)
     assert placement.offers[-1] == (0, False), "its KV has a hole that may well stay"
     scheduler.stored(chunk.rid, True)
     scheduler.complete(ChunkResult(chunk=chunk, now=61.0, reply=make_reply(10)))
-    started(scheduler, 61.0)
+    take(scheduler, 61.0)
     assert placement.offers[-1] == (0, True), "may_wait again after an acknowledgement"
 
 
@@ -124,7 +119,7 @@ def test_a_late_acknowledgement_makes_the_request_patient_again(
     scheduler: Scheduler, placement: WaitsForKV
 ) -> None:
     _, late = parked(scheduler, now=50.0)
-    chunk = started(scheduler, 50.0 + DEFAULT.store_patience_s)
+    chunk = take(scheduler, 50.0 + DEFAULT.store_patience_s)
     assert placement.offers[-1] == (0, False)
     assert scheduler.stored(late.rid, True) is None, "the newest chunk is another one"
     scheduler.complete(ChunkResult(chunk=chunk, now=60.0, reply=make_reply(10)))
@@ -136,7 +131,7 @@ def test_the_first_to_have_waited_long_enough_wakes_the_driver(scheduler: Schedu
     parked(scheduler, "a", now=50.0)
     parked(scheduler, "b", now=50.5)
     assert scheduler.wake_at == 50.0 + DEFAULT.store_patience_s
-    started(scheduler, 50.0 + DEFAULT.store_patience_s)
+    take(scheduler, 50.0 + DEFAULT.store_patience_s)
     assert scheduler.wake_at == 50.5 + DEFAULT.store_patience_s
 
 
@@ -149,7 +144,7 @@ def test_an_impatient_request_stays_so_until_it_is_admitted(
     assert scheduler.next_assignment(52.0) is None
     assert scheduler.wake_at is None, "it is ready: what it lacks is room"
     engine.max_inflight = 1
-    started(scheduler, 53.0)
+    take(scheduler, 53.0)
     assert placement.offers[-2:] == [(0, False), (0, False)]
 
 
@@ -158,7 +153,7 @@ def test_kv_that_will_never_be_whole_is_not_waited_for_any_longer(
 ) -> None:
     _, chunk = parked(scheduler, now=50.0)
     scheduler.stored(chunk.rid, False)
-    assert started(scheduler, 50.0).move is Move.STAY
+    assert take(scheduler, 50.0).move is Move.STAY
     assert placement.offers[-1] == (0, False)
 
 
@@ -167,9 +162,9 @@ def test_acknowledgements_of_older_chunks_and_of_strangers_change_nothing(
 ) -> None:
     group = make_group(n=1)
     scheduler.submit(group)
-    older = started(scheduler)
+    older = take(scheduler)
     scheduler.complete(ChunkResult(chunk=older, now=1.0, error=EngineUnavailable("reset")))
-    newer = started(scheduler)
+    newer = take(scheduler)
     scheduler.complete(ChunkResult(chunk=newer, now=2.0, reply=make_reply(10)))
     assert scheduler.next_assignment(2.0) is None
     for rid in (older.rid, "someone.c1/", "", "/"):
@@ -183,7 +178,7 @@ def test_a_second_acknowledgement_does_not_send_a_request_twice(scheduler: Sched
     _, chunk = parked(scheduler)
     scheduler.stored(chunk.rid, True)
     scheduler.stored(chunk.rid, True)
-    started(scheduler)
+    take(scheduler)
     assert scheduler.next_assignment(0.0) is None
 
 
@@ -197,7 +192,7 @@ def test_a_withdrawn_groups_waiting_request_is_forgotten(scheduler: Scheduler) -
 
 def test_a_finished_request_is_no_longer_acknowledged(scheduler: Scheduler) -> None:
     scheduler.submit(make_group(n=1))
-    chunk = started(scheduler)
+    chunk = take(scheduler)
     scheduler.complete(ChunkResult(chunk=chunk, now=1.0, reply=make_reply(3, "stop")))
     assert scheduler.stored(chunk.rid, True) is None
 
@@ -211,10 +206,10 @@ def test_a_request_that_follows_another_one_fetches_what_that_one_has_stored(
     group.requests, group.growing = [first], True
     first.retain_kv = kept
     scheduler.submit(group)
-    chunk = started(scheduler)
+    chunk = take(scheduler)
     scheduler.complete(ChunkResult(chunk=chunk, now=1.0, reply=make_reply(3, "stop")))
     assert (scheduler.stored(chunk.rid, True) is first) is kept
     second.preferred_engine, second.follows = "e0", first.uid
     scheduler.grow(group, [second])
-    assert started(scheduler, 1.0).move is (Move.FETCH if kept else Move.STAY)
+    assert take(scheduler, 1.0).move is (Move.FETCH if kept else Move.STAY)
     scheduler.withdraw(group, LEFT)
