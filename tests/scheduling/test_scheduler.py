@@ -30,6 +30,16 @@ def one_engine(chunk_tokens: int = 30, capacity: int = 1000, max_inflight: int =
     return scheduler
 
 
+def engines(
+    count: int, chunk_tokens: int = 30, *, max_inflight: int = 10, patience_s: float = 5.0
+) -> Scheduler:
+    """Returns a scheduler with engines e0, e1, ... without ledgers."""
+    scheduler = Scheduler(chunk_tokens, patience_s=patience_s)
+    for i in range(count):
+        scheduler.add_engine(EngineSlot(f"e{i}", None, max_inflight))
+    return scheduler
+
+
 def returned(scheduler: Scheduler, chunk: Chunk, reply: ChunkReply) -> None:
     scheduler.complete(result_of(chunk, reply, 1.0))
 
@@ -65,17 +75,15 @@ def test_requests_go_first_come_first_served_and_keep_their_place() -> None:
 
 
 def test_a_chunk_elsewhere_counts_as_a_migration() -> None:
-    scheduler = Scheduler(20)
-    for engine_id in ("a", "b"):
-        scheduler.add_engine(EngineSlot(engine_id, None, 10))
+    scheduler = engines(2, 20)
     scheduler.submit(make_group(n=1))
     for _ in range(2):
         chunk = take(scheduler)
-        assert (chunk.engine_id, chunk.migrated) == ("a", False)
+        assert (chunk.engine_id, chunk.migrated) == ("e0", False)
         returned(scheduler, chunk, make_reply(20))
-    scheduler.set_available("a", False)
+    scheduler.set_available("e0", False)
     chunk = take(scheduler)
-    assert (chunk.engine_id, chunk.migrated) == ("b", True)
+    assert (chunk.engine_id, chunk.migrated) == ("e1", True)
 
 
 def test_no_more_is_sent_than_all_engines_together_may_have() -> None:
@@ -94,8 +102,7 @@ def test_no_more_is_sent_than_all_engines_together_may_have() -> None:
 def test_a_request_that_cannot_be_continued_keeps_nothing_and_begins_again(
     unfinished: ChunkReply,
 ) -> None:
-    scheduler = Scheduler(30)
-    scheduler.add_engine(EngineSlot("e0", None, 10))
+    scheduler = engines(1)
     group = make_group(n=1, max_response_len=100, sampling=UNDIVIDABLE)
     request = group.requests[0]
     seed = request.seed
@@ -116,8 +123,7 @@ def test_a_request_that_cannot_be_continued_keeps_nothing_and_begins_again(
 
 
 def test_a_request_that_is_aborted_whenever_it_begins_again_gives_its_group_up() -> None:
-    scheduler = Scheduler(30, patience_s=0.0)
-    scheduler.add_engine(EngineSlot("e0", None, 10))
+    scheduler = engines(1, patience_s=0.0)
     group = make_group(n=1, max_response_len=100, sampling=UNDIVIDABLE)
     scheduler.submit(group)
     for _ in range(MAX_CONSECUTIVE_ABORTS):
@@ -187,20 +193,12 @@ def test_chunks_read_no_kv_on_an_engine_whose_reads_stand_still() -> None:
 
 
 def test_a_request_that_is_taken_back_again_and_again_is_not_given_up() -> None:
-    scheduler = Scheduler(30, patience_s=0.0)
-    scheduler.add_engine(EngineSlot("e0", None, 10))
+    scheduler = engines(1, patience_s=0.0)
     scheduler.submit(make_group(n=1))
     for _ in range(200):
         failed(scheduler, take(scheduler), ChunkRecalled("KV was not read from the pool"))
     take(scheduler)
     assert scheduler.available("e0")
-
-
-def several_engines(count: int = 2, max_inflight: int = 10) -> Scheduler:
-    scheduler = Scheduler(30, patience_s=5.0)
-    for i in range(count):
-        scheduler.add_engine(EngineSlot(f"e{i}", None, max_inflight))
-    return scheduler
 
 
 def test_the_refusal_of_the_only_engine_gives_the_group_up_at_once() -> None:
@@ -225,7 +223,7 @@ def test_a_chunk_is_overtaken_by_those_sent_later_that_came_back_before_it() -> 
 
 
 def test_a_group_is_given_up_when_a_second_engine_refuses_it_too() -> None:
-    scheduler = several_engines(3)
+    scheduler = engines(3)
     group = make_group(n=1)
     scheduler.submit(group)
     first = take(scheduler)
@@ -241,7 +239,7 @@ def test_a_group_is_given_up_when_a_second_engine_refuses_it_too() -> None:
 
 
 def test_what_one_engine_refused_waits_for_another_one_that_is_full() -> None:
-    scheduler = several_engines(2, max_inflight=1)
+    scheduler = engines(2, max_inflight=1)
     groups = [make_group(f"g{i}", n=1) for i in range(2)]
     for group in groups:
         scheduler.submit(group)
@@ -256,9 +254,7 @@ def test_what_one_engine_refused_waits_for_another_one_that_is_full() -> None:
 
 
 def test_what_only_a_full_engine_may_take_holds_nobody_else_up() -> None:
-    scheduler = Scheduler(10)
-    for engine_id in ("e0", "e1"):
-        scheduler.add_engine(EngineSlot(engine_id, None, 1))
+    scheduler = engines(2, 10, max_inflight=1)
     scheduler.submit(make_group("refused", n=1))
     scheduler.submit(make_group("long", n=1))
     scheduler.submit(make_group("next", n=1))
@@ -273,7 +269,7 @@ def test_what_only_a_full_engine_may_take_holds_nobody_else_up() -> None:
 
 
 def test_a_refused_request_without_another_engine_is_given_up_when_patience_ends() -> None:
-    scheduler = several_engines()
+    scheduler = engines(2)
     scheduler.set_available("e1", False)
     group = make_group(n=1)
     scheduler.submit(group)
@@ -294,7 +290,7 @@ def test_a_refused_request_without_another_engine_is_given_up_when_patience_ends
 
 
 def test_an_engine_that_refuses_one_group_after_another_is_out() -> None:
-    scheduler = several_engines()
+    scheduler = engines(2)
     bad, good = scheduler.engines
     groups = [make_group(f"g{i}", n=1) for i in range(2 * MAX_REFUSED_GROUPS)]
     for group in groups:
@@ -317,7 +313,7 @@ def test_an_engine_that_refuses_one_group_after_another_is_out() -> None:
 
 
 def test_groups_that_two_engines_refuse_are_held_against_no_engine() -> None:
-    scheduler = several_engines()
+    scheduler = engines(2)
     groups = [make_group(f"g{i}", n=1) for i in range(2 * MAX_REFUSED_GROUPS)]
     for group in groups:
         scheduler.submit(group)
@@ -328,7 +324,7 @@ def test_groups_that_two_engines_refuse_are_held_against_no_engine() -> None:
 
 
 def test_failures_on_one_engine_alone_give_no_group_up_while_another_one_is_there() -> None:
-    scheduler = several_engines(2, max_inflight=1)
+    scheduler = engines(2, max_inflight=1)
     mine, long = make_group("mine", n=1), make_group("long", n=1)
     scheduler.submit(mine)
     scheduler.submit(long)
@@ -345,8 +341,7 @@ def test_failures_on_one_engine_alone_give_no_group_up_while_another_one_is_ther
 
 
 def test_a_request_that_only_fails_gives_its_group_up_and_progress_forgives() -> None:
-    scheduler = Scheduler(10, patience_s=0.0)
-    scheduler.add_engine(EngineSlot("e0", None, 10))
+    scheduler = engines(1, 10, patience_s=0.0)
     group = make_group(n=1)
     scheduler.submit(group)
     for _ in range(MAX_CONSECUTIVE_FAILURES - 1):
@@ -361,8 +356,7 @@ def test_a_request_that_only_fails_gives_its_group_up_and_progress_forgives() ->
 
 
 def test_an_outage_shorter_than_our_patience_costs_no_group() -> None:
-    scheduler = Scheduler(10, patience_s=5.0)
-    scheduler.add_engine(EngineSlot("e0", None, 10))
+    scheduler = engines(1, 10)
     group = make_group(n=1)
     scheduler.submit(group)
     for _ in range(6):
@@ -374,8 +368,7 @@ def test_an_outage_shorter_than_our_patience_costs_no_group() -> None:
 
 
 def test_time_in_which_the_driver_was_stopped_is_no_outage() -> None:
-    scheduler = Scheduler(10, patience_s=5.0)
-    scheduler.add_engine(EngineSlot("e0", None, 10))
+    scheduler = engines(1, 10)
     group = make_group(n=1)
     scheduler.submit(group)
     for now in (1.0, *(1000.0,) * (2 * MAX_CONSECUTIVE_FAILURES)):
@@ -448,8 +441,7 @@ def test_a_retracted_chunk_makes_its_engine_take_less(retractions: int) -> None:
 
 
 def test_engines_without_a_ledger_take_no_notice() -> None:
-    scheduler = Scheduler(10)
-    scheduler.add_engine(EngineSlot("e0", None, 2))
+    scheduler = engines(1, 10)
     assert not scheduler.loaded("e0", load(10**9))
     scheduler.submit(make_group(n=1))
     take(scheduler)
