@@ -1,24 +1,19 @@
 """Invariants: every request ends exactly once, with its tokens, and no KV is left."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seer_sgl.config import UNDIVIDED, with_values
-from seer_sgl.driver import driver
-from seer_sgl.driver.build_scheduler import build_scheduler
 from seer_sgl.errors import SimulationError
-from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.sim import simulate
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.source import load_settings
 from seer_sgl.sim.variants import VARIANTS
 from seer_sgl.traces.trace import Responses
-from seer_sgl.types import Group, RequestState, token_array
+from seer_sgl.types import token_array
 from tests.sim.helpers import rolled
+from tests.sim.storm import ExactlyOnce
 
 LONGEST = 600
 
@@ -50,36 +45,16 @@ def cases(draw: st.DrawFn) -> tuple[list[Responses], SimConfig]:
 
 @pytest.mark.process
 @given(case=cases(), variant=st.sampled_from(sorted(VARIANTS)))
-@settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=120, deadline=None)
 def test_every_request_ends_once_with_its_tokens_and_the_ledger_at_zero(
-    case: tuple[list[Responses], SimConfig], variant: str, monkeypatch: pytest.MonkeyPatch
+    case: tuple[list[Responses], SimConfig], variant: str
 ) -> None:
+    """`simulate` raises if the driver or the scheduler has something left at the end."""
     responses, config = case[0], with_values(case[1], VARIANTS[variant])
-    made: dict[str, Any] = {}
-    make_groups = simulate.make_groups
-
-    def groups_seen(planned: Sequence[Responses], limit: int) -> list[Group]:
-        made["groups"] = make_groups(planned, limit)
-        return list(made["groups"])
-
-    def scheduler_seen(*arguments: Any, **named: Any) -> Scheduler:
-        made["scheduler"] = build_scheduler(*arguments, **named)
-        return made["scheduler"]  # type: ignore[no-any-return]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(simulate, "make_groups", groups_seen)
-        patch.setattr(driver, "build_scheduler", scheduler_seen)
-        record = simulate.simulate(responses, config).record
-    for group, planned in zip(made["groups"], responses, strict=True):
-        assert [request.generated for request in group.requests] == planned.lengths
-        assert all(request.state is RequestState.FINISHED for request in group.requests)
-        for request in group.requests:
-            wanted = "length" if request.generated == LONGEST else "stop"
-            assert request.finish_reason == wanted
+    once = ExactlyOnce(responses, LONGEST)
+    record = simulate.simulate(responses, config, observers=[once]).record
+    once.check()
     assert len(record.finished_at) == sum(len(planned.lengths) for planned in responses)
-    assert made["scheduler"].check() == []
     if variant not in UNDIVIDED:
         assert record.totals.retractions == 0
 
