@@ -13,16 +13,14 @@ import argparse
 import asyncio
 import contextlib
 import cProfile
+import functools
 import itertools
 import json
 import pstats
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ import psutil
 import uvloop
 from typing_extensions import override
 
+from bench.fakes import running_fakes
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.session import raise_file_limit
@@ -38,7 +37,7 @@ from seer_sgl.types import ChunkResult, Prompt
 
 BEAT_S = 0.05  # between two looks at the event loop
 MARKS = 10  # measurements of memory while requests leave
-ROOT = Path(__file__).resolve().parent.parent
+Figures = dict[str, Any]
 
 
 def config(urls: list[str], chunk_tokens: int, max_response_len: int) -> dict[str, Any]:
@@ -86,7 +85,24 @@ async def keep_beat(late_s: list[float]) -> None:
         late_s.append(time.perf_counter() - due)
 
 
-async def measure_leaving(urls: list[str], options: argparse.Namespace) -> dict[str, Any]:
+def rates(
+    options: argparse.Namespace, engines: int, chunks: int, wall_s: float, cpu_s: float
+) -> Figures:
+    """Returns the figures of a rollout of so many chunks; `cpu_s`: of this process."""
+    assert chunks == options.requests * options.chunks
+    return {
+        "requests": options.requests,
+        "engines": engines,
+        "input_tokens": options.input_tokens,
+        "chunk_tokens": options.chunk_tokens,
+        "chunks": chunks,
+        "chunks_per_s": round(chunks / wall_s, 1),
+        "cpu_us_per_chunk": round(cpu_s / chunks * 1e6, 1),
+        "wall_s": round(wall_s, 2),
+    }
+
+
+async def measure_leaving(urls: list[str], options: argparse.Namespace) -> Figures:
     """Rolls requests out of which `options.open` are open at a time, and keeps none that ended.
     Returns the figures."""
     settings = config(urls, options.chunk_tokens, options.chunks * options.chunk_tokens)
@@ -121,20 +137,11 @@ async def measure_leaving(urls: list[str], options: argparse.Namespace) -> dict[
         wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
         beat.cancel()
         assert not run.unfinished
-    assert counts.chunks == options.requests * options.chunks
     late_s.sort()
-    return {
-        "requests": options.requests,
+    return rates(options, len(urls), counts.chunks, wall_s, cpu_s) | {
         "open": options.open,
         "delay_s": options.delay_s,
-        "engines": len(urls),
-        "input_tokens": options.input_tokens,
-        "chunk_tokens": options.chunk_tokens,
-        "chunks": counts.chunks,
         "lost_chunks": counts.lost_chunks,
-        "chunks_per_s": round(counts.chunks / wall_s, 1),
-        "cpu_us_per_chunk": round(cpu_s / counts.chunks * 1e6, 1),
-        "wall_s": round(wall_s, 2),
         "lag_median_ms": round(late_s[len(late_s) // 2] * 1e3, 1),
         "lag_p99_ms": round(late_s[len(late_s) * 99 // 100] * 1e3, 1),
         "lag_max_ms": round(late_s[-1] * 1e3, 1),
@@ -142,10 +149,8 @@ async def measure_leaving(urls: list[str], options: argparse.Namespace) -> dict[
     }
 
 
-async def measure(
-    urls: list[str], prompts_file: Path, options: argparse.Namespace
-) -> dict[str, Any]:
-    """Runs the rollout once. Returns its figures."""
+async def measure(urls: list[str], options: argparse.Namespace, prompts_file: Path) -> Figures:
+    """Rolls all requests out at once, and keeps their samples. Returns the figures."""
     settings = config(urls, options.chunk_tokens, options.chunks * options.chunk_tokens)
     async with Rollout(settings) as rollout:
         prompts = rollout.read_prompts(prompts_file)
@@ -154,46 +159,24 @@ async def measure(
         wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
         report = rollout.report()
         resident_mb = psutil.Process().memory_info().rss / 1e6
-    chunks = report["chunks"]
     assert len(samples) == options.requests
-    assert chunks == options.requests * options.chunks
-    return {
-        "requests": len(samples),
-        "engines": len(urls),
-        "input_tokens": options.input_tokens,
-        "chunk_tokens": options.chunk_tokens,
-        "chunks": chunks,
-        "chunks_per_s": round(chunks / wall_s, 1),
-        "cpu_us_per_chunk": round(cpu_s / chunks * 1e6, 1),
-        "wall_s": round(wall_s, 2),
-        "resident_mb": round(resident_mb, 1),
-    }
+    figures = rates(options, len(urls), report["chunks"], wall_s, cpu_s)
+    return figures | {"resident_mb": round(resident_mb, 1)}
 
 
-@contextlib.contextmanager
-def running_fakes(options: argparse.Namespace, processes: int = 1) -> Iterator[list[str]]:
-    """Starts so many processes of fake engines, and yields the URLs of all."""
-    fake = {
-        "count": options.engines // processes,
-        "canned_tokens": options.chunk_tokens,
-        "delay_s": options.delay_s,
-        "longest": 1 << 20,
-        "max_total_num_tokens": 1 << 40,
-        "max_running_requests": -(-(options.open or options.requests) // options.engines),
-    }
-    command = [sys.executable, "-m", "tests.fake_sglang", json.dumps(fake)]
-    started, urls = [], []
-    try:
-        for _ in range(processes):
-            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-            started.append(process)
-            assert process.stdout is not None
-            urls += json.loads(process.stdout.readline())
-        yield urls
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+def fakes(
+    options: argparse.Namespace, running: int, processes: int = 1, delay_s: float = 0.0
+) -> contextlib.AbstractContextManager[list[str]]:
+    """Starts fake engines on which so many requests run at a time; yields their URLs."""
+    return running_fakes(
+        "tests.fake_sglang",
+        processes,
+        count=options.engines // processes,
+        canned_tokens=options.chunk_tokens,
+        delay_s=delay_s,
+        longest=1 << 20,
+        max_running_requests=-(-running // options.engines),
+    )
 
 
 def hot_spots(profile: cProfile.Profile, chunks: int, count: int = 12) -> list[dict[str, Any]]:
@@ -222,28 +205,29 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
     raise_file_limit()
-    if options.open:
-        with running_fakes(options, options.fakes) as urls:
-            print(json.dumps(uvloop.run(measure_leaving(urls, options))))
-        return
-    with tempfile.TemporaryDirectory() as folder, running_fakes(options, options.fakes) as urls:
-        prompts_file = Path(folder) / "prompts.jsonl"
-        write_prompts(options, prompts_file)
+    running = fakes(options, options.open or options.requests, options.fakes, options.delay_s)
+    with tempfile.TemporaryDirectory() as folder, running as urls:
+        run = functools.partial(measure_leaving, urls, options)
+        if not options.open:
+            prompts_file = Path(folder) / "prompts.jsonl"
+            write_prompts(options, prompts_file)
+            run = functools.partial(measure, urls, options, prompts_file)
         base_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-        figures = uvloop.run(measure(urls, prompts_file, options))
+        figures = uvloop.run(run())
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-        response_tokens = options.chunks * options.chunk_tokens
-        own_mb = options.requests * (options.input_tokens * 4 + response_tokens * 8) / 1e6
-        figures |= {
-            "peak_mb": round(peak_mb, 1),
-            "start_mb": round(base_mb, 1),
-            "tokens_mb": round(own_mb, 1),
-            "memory_ratio": round((peak_mb - base_mb) / own_mb, 2),
-        }
+        if not options.open:
+            response_tokens = options.chunks * options.chunk_tokens
+            own_mb = options.requests * (options.input_tokens * 4 + response_tokens * 8) / 1e6
+            figures |= {
+                "peak_mb": round(peak_mb, 1),
+                "start_mb": round(base_mb, 1),
+                "tokens_mb": round(own_mb, 1),
+                "memory_ratio": round((peak_mb - base_mb) / own_mb, 2),
+            }
         if options.profile:
             profile = cProfile.Profile(time.process_time)
             profile.enable()
-            again = uvloop.run(measure(urls, prompts_file, options))
+            again = uvloop.run(run())
             profile.disable()
             figures["profile"] = hot_spots(profile, again["chunks"])
     if not options.json:

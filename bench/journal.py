@@ -20,7 +20,7 @@ import psutil
 import uvloop
 from typing_extensions import override
 
-from bench.driver import config, running_fakes, write_prompts
+from bench.driver import config, fakes, write_prompts
 from seer_sgl import load_ready
 from seer_sgl.config import with_values
 from seer_sgl.driver.journal.folder import FILE
@@ -147,7 +147,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Returns the figures of the chosen measurement."""
     if not options.driver:
         return uvloop.run(real_rollout(options))
-    with running_fakes(options) as urls:
+    with fakes(options, options.requests) as urls:
         write_prompts(options, scratch / "prompts.jsonl")
         return driver_alone(urls, scratch / "prompts.jsonl", options)
 

@@ -8,42 +8,23 @@ how late its event loop was.
 
 import argparse
 import asyncio
-import contextlib
 import json
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import uvloop
 
+from bench.fakes import running_fakes
 from seer_sgl.rollout import Rollout
 from seer_sgl.rollout.samples import SampleWriter
 from seer_sgl.routed_experts import ExpertShape
 
-ROOT = Path(__file__).resolve().parent.parent
 TICK_S = 0.002
 WATCH_S = 0.02
-
-
-@contextlib.contextmanager
-def running_engines(options: argparse.Namespace, shape: ExpertShape) -> Iterator[list[str]]:
-    """Starts a process of fake engines, and yields their URLs."""
-    form = {name: getattr(shape, name) for name in shape.__struct_fields__}
-    fake = {"shape": form, "count": options.engines}
-    fake |= {"max_total_num_tokens": 1 << 40, "max_running_requests": options.running}
-    command = [sys.executable, "-m", "tests.support.experts", json.dumps(fake)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield json.loads(process.stdout.readline())
-        finally:
-            process.kill()
 
 
 class Watch:
@@ -142,7 +123,13 @@ def main() -> None:
     options = parser.parse_args()
     shape = ExpertShape(options.layers, options.top_k, options.experts)
     figures: dict[str, Any] = {"bytes_per_token": shape.row_bytes}
-    with tempfile.TemporaryDirectory() as folder, running_engines(options, shape) as urls:
+    engines = running_fakes(
+        "tests.support.experts",
+        shape={name: getattr(shape, name) for name in shape.__struct_fields__},
+        count=options.engines,
+        max_running_requests=options.running,
+    )
+    with tempfile.TemporaryDirectory() as folder, engines as urls:
         for name, experts in (("without", False), ("with", True)):
             figures[name] = uvloop.run(measure(urls, options, Path(folder), experts))
     if not options.json:
