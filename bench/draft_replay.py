@@ -23,7 +23,7 @@ from seer_sgl.draft.acceptance import Acceptance
 from seer_sgl.draft.drafter import Drafter, Drafts
 from seer_sgl.draft.policy import DraftPolicy
 from seer_sgl.draft.steps import StepTimes
-from seer_sgl.draft.tree import Accepted
+from seer_sgl.draft.tree import followed
 
 Tokens = NDArray[np.int32]
 PROBABILITIES = (0.1, 0.05, 0.03, 0.02, 0.01)
@@ -126,20 +126,6 @@ class Totals(NamedTuple):
     drafts: int
 
 
-def path(drafts: Drafts, row: int, truth: Tokens) -> list[int]:
-    """Returns the drafted nodes that match the response, from the root on."""
-    count = int(drafts.counts[row])
-    tokens, parents = drafts.tokens[row, :count], drafts.parents[row, :count]
-    found: list[int] = []
-    for token in truth:
-        parent = found[-1] if found else -1
-        matches = np.flatnonzero((parents == parent) & (tokens == token))
-        if not len(matches):
-            break
-        found.append(int(matches[0]))
-    return found
-
-
 def best_counts(setup: Setup, policy: DraftPolicy, drafts: Drafts, kv: int) -> NDArray[np.int32]:
     """Returns the drafts of each row that bring the most expected tokens per second, int32 [n].
 
@@ -172,7 +158,7 @@ def step(engine: Engine, drafter: Drafter, setup: Setup) -> Totals:
     rows, policy = engine.rows, engine.policy
     kv = sum(setup.context + row.prompt_len + row.done for row in rows)
     width, verified = 1, 0
-    paths: list[list[int]] = [[] for _ in rows]
+    written = np.ones(len(rows), np.int32)  # tokens per row
     drafts: Drafts | None = None
     if setup.choice != "policy" or not policy.resting():
         left = [min(MOST, len(row.text) - row.done - 1) for row in rows]
@@ -196,20 +182,19 @@ def step(engine: Engine, drafter: Drafter, setup: Setup) -> Totals:
             verified = int(counts.sum()) if ragged else (width - 1) * len(rows)
             drafts = drafts._replace(counts=counts)
     if drafts is not None and width > 1:
-        paths = [path(drafts, i, row.text[row.done :]) for i, row in enumerate(rows)]
-        nodes = np.full((len(rows), width), -1, np.int32)
-        nodes[:, 0] = 0
-        for i, found in enumerate(paths):
-            nodes[i, 1 : 1 + len(found)] = np.array(found, np.int32) + 1
-        accepted = np.array([len(found) + 1 for found in paths], np.int32)
-        policy.acceptance.observe(drafts, Accepted(nodes, accepted), width)
+        texts = [row.text[row.done : row.done + width] for row in rows]
+        ends = np.cumsum([len(text) for text in texts])
+        starts = np.concatenate([[0], ends[:-1]])
+        drafts, accepted = followed(drafts, np.concatenate(texts), starts, ends - starts)
+        policy.acceptance.observe(drafts, accepted, width)
+        written = accepted.counts
     seconds = setup.cost.seconds(len(rows), verified, kv)
     if setup.choice == "policy":
         policy.times.observe(len(rows), width, seconds)
-    for row, found in zip(rows, paths, strict=True):
-        row.advance(len(found) + 1)
+    for row, found in zip(rows, written.tolist(), strict=True):
+        row.advance(found)
     engine.now_s += seconds
-    tokens, count = sum(len(found) + 1 for found in paths), len(rows)
+    tokens, count = int(written.sum()), len(rows)
     verifies = verified > 0
     return Totals(seconds, tokens, count, tokens * verifies, count * verifies, verified)
 
