@@ -3,7 +3,7 @@
 Requests are undivided and sent at once; the engines queue and preempt them.
 """
 
-from typing import Protocol
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 from seer_sgl.types import Group, Move, Request
@@ -12,12 +12,8 @@ from .attempts import Attempts
 from .engine_index import EngineIndex, EngineSlot
 from .placement import Placed, Wait
 
-
-class Turn(Protocol):
-    """Chooses the engine of a whole group or of one request."""
-
-    def __call__(self, fleet: EngineIndex) -> EngineSlot | None:
-        """Returns an available engine; None if no engine is available."""
+# Chooses the engine of a whole group or of one request; None if no engine is available.
+Turn = Callable[[EngineIndex], EngineSlot | None]
 
 
 class PinnedGroups:
