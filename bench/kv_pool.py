@@ -22,6 +22,7 @@ import aiohttp
 from seer_sgl import Rollout
 from seer_sgl.report.style import OURS, PAPER_LIGHT, PLAIN, headline, save, styled_figure
 
+from .cpu_engines import HELD_OUT, flush, two_engines
 from .elsewhere import AlwaysElsewhere
 
 ARMS = ("none", "file", "mooncake")
@@ -30,33 +31,18 @@ CHUNKS = (64, 256, 1024)
 PAGE = 16
 MIN_STEPS, MAX_STEPS = 60, 130  # of the prompts: responses of about 1,000 to 3,000 tokens
 STORE_S = 0.3  # longer than the slowest measured acknowledgement
-REASONER = Path(__file__).parent / "reasoner"
 PICTURE = Path(__file__).parent / "pictures" / "kv_pool"
 
 
 def config(arm: str, chunk_tokens: int, folder: Path) -> dict[str, Any]:
     """Returns the config of two servers, one core each, with the pool of the arm."""
     pool = {"backend": arm, "page_size": PAGE, "memory": "1gb", "directory": str(folder / "pages")}
-    sglang: dict[str, Any] = {
-        "dtype": "float32",
-        "max-total-tokens": 32_768,
-        "max-running-requests": 48,
-        "enable-deterministic-inference": True,
-        "skip-server-warmup": True,
-    }
-    if arm == "none":
-        sglang["page-size"] = PAGE
-    return {
-        "model": {"path": str(REASONER / "model")},
-        "engines": {"count": 2, "cores": "auto", "sglang": sglang},
+    flags = {"page_size": PAGE} if arm == "none" else {}
+    return two_engines(32_768, 48, **flags) | {
         "kv_pool": pool,
         "scheduling": {"chunk_tokens": chunk_tokens},
         "sampling": {"max_response_len": 3000},
-        "rollout": {
-            "seed": 3,
-            "n_samples_per_prompt": 4,
-            "prompts": str(REASONER / "prompts" / "held_out.jsonl"),
-        },
+        "rollout": {"seed": 3, "n_samples_per_prompt": 4, "prompts": str(HELD_OUT)},
     }
 
 
@@ -84,14 +70,6 @@ async def move_once(
     await first_token(session, home, ids)
     await asyncio.sleep(STORE_S)
     return await first_token(session, other, ids)
-
-
-async def forget(rollout: Rollout) -> None:
-    """Empties the engines' own caches, so that every rollout begins with the same state."""
-    async with aiohttp.ClientSession() as session:
-        for engine in rollout.engines:
-            async with session.post(f"{engine.url}/flush_cache"):
-                pass
 
 
 async def by_context(rollouts: dict[str, Rollout], rounds: int) -> dict[str, Any]:
@@ -126,7 +104,7 @@ async def by_chunk(
     reports: dict[str, list[dict[str, Any]]] = {arm: [] for arm in rollouts}
     for _ in range(rounds):
         for arm, rollout in rollouts.items():
-            await forget(rollout)
+            await flush(engine.url for engine in rollout.engines)
             everything = rollout.read_prompts(rollout.config.rollout.prompts or "")
             prompts = [p for p in everything if MIN_STEPS <= p.metadata["steps"] <= MAX_STEPS]
             async for _group in rollout.run(prompts[:count]):

@@ -13,15 +13,14 @@ import json
 import statistics
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from typing_extensions import override
 
+from bench.cpu_engines import HELD_OUT, MODEL, flush, two_engines
 from seer_sgl import Rollout
 from seer_sgl.config import with_values
 from seer_sgl.driver.observer import Observer
@@ -38,7 +37,6 @@ KV_TOKENS = 16_384
 MAX_RUNNING = 16
 CHUNK_TOKENS = 256
 LONGEST = 4000  # response tokens
-REASONER = Path(__file__).parent / "reasoner"
 
 
 class FirstDispatch(Observer):
@@ -54,28 +52,10 @@ class FirstDispatch(Observer):
             self.order.append(name)
 
 
-def servers() -> dict[str, Any]:
-    """Returns the config of two servers, one core each."""
-    return {
-        "model": {"path": str(REASONER / "model")},
-        "engines": {
-            "count": 2,
-            "cores": "auto",
-            "sglang": {
-                "dtype": "float32",
-                "max-total-tokens": KV_TOKENS,
-                "max-running-requests": MAX_RUNNING,
-                "enable-deterministic-inference": True,
-                "skip-server-warmup": True,
-            },
-        },
-    }
-
-
 def joined(policy: str, urls: Sequence[str]) -> dict[str, Any]:
     """Returns the config of a rollout on these servers."""
     return {
-        "model": {"path": str(REASONER / "model")},
+        "model": MODEL,
         "engines": {"launch": "external", "urls": list(urls)},
         "scheduling": {"policy": policy, "chunk_tokens": CHUNK_TOKENS},
         "sampling": {"max_response_len": LONGEST},
@@ -89,7 +69,7 @@ async def real(
     """Runs one rollout on running servers. Returns its report, dispatch order and groups."""
     seen = FirstDispatch()
     async with Rollout(joined(policy, urls)) as rollout:
-        ready = rollout.read_prompts(REASONER / "prompts" / "held_out.jsonl")[:prompts]
+        ready = rollout.read_prompts(HELD_OUT)[:prompts]
         groups = [group async for group in rollout.run(ready, [seen])]
         return rollout.report(), seen, groups
 
@@ -148,7 +128,7 @@ async def compare(prompts: int, rounds: int) -> dict[str, Any]:
     rows: dict[str, list[dict[str, float]]] = {policy: [] for policy in POLICIES}
     steps: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as logs:
-        async with Rollout(servers(), log_dir=logs) as fleet:
+        async with Rollout(two_engines(KV_TOKENS, MAX_RUNNING), log_dir=logs) as fleet:
             urls = [info.url for info in fleet.engines]
             for number in range(rounds):
                 engine = await measured_engine(fleet.engines, KV_BYTES)
@@ -163,14 +143,6 @@ async def compare(prompts: int, rounds: int) -> dict[str, Any]:
         "policies": {policy: medians(of) for policy, of in rows.items()},
         "steps": medians(steps),
     }
-
-
-async def flush(urls: Sequence[str]) -> None:
-    """Empties the servers' caches."""
-    async with aiohttp.ClientSession() as session:
-        for url in urls:
-            async with session.post(f"{url}/flush_cache") as reply:
-                reply.raise_for_status()
 
 
 def facts(engine: EngineConfig) -> dict[str, float]:

@@ -22,29 +22,17 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from bench.cpu_engines import HELD_OUT, two_engines
 from seer_sgl import Rollout
 from seer_sgl.engine_types import EngineInfo
 
 ARMS = ("none", "request", "engine", "fleet")  # draft.scope
-REASONER = Path(__file__).parent / "reasoner"
 FIGURES = ("throughput_tok_s", "wall_s", "tail_s", "accept_length", "steps", "scheduler_cpu_s")
 
 
 def config(scope: str, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the config of two engines, one core each."""
-    return {
-        "model": {"path": str(REASONER / "model")},
-        "engines": {
-            "count": 2,
-            "cores": "auto",
-            "sglang": {
-                "dtype": "float32",
-                "max-total-tokens": 32_768,
-                "max-running-requests": options.max_running,
-                "enable-deterministic-inference": True,
-                "skip-server-warmup": True,
-            },
-        },
+    return two_engines(32_768, options.max_running) | {
         "scheduling": {"chunk_tokens": 256},
         "draft": {"scope": scope, "paths": options.paths},
         "sampling": {"max_response_len": options.longest, "temperature": options.temperature},
@@ -100,7 +88,7 @@ async def measure(options: argparse.Namespace) -> tuple[dict[str, list[Any]], di
 async def once(rollout: Rollout, prompts: int) -> tuple[dict[Any, list[int]], dict[str, Any]]:
     """Runs one rollout. Returns its samples' tokens by group and index, and its figures."""
     processes = schedulers(rollout.engines)
-    ready = rollout.read_prompts(REASONER / "prompts" / "held_out.jsonl")[:prompts]
+    ready = rollout.read_prompts(HELD_OUT)[:prompts]
     before = cpu_s(processes)
     groups = [group async for group in rollout.run(ready)]
     used = cpu_s(processes) - before
