@@ -60,10 +60,6 @@ def test_a_ratio_is_that_of_the_wall_times_in_the_same_round() -> None:
     ]
 
 
-def test_a_round_without_the_baseline_has_no_ratio() -> None:
-    assert ratios([*ROUNDS, row("seer", 3, 3, 10.0)], "seer") == ratios(ROUNDS, "seer")
-
-
 def test_the_median_is_over_all_rounds_of_all_seeds() -> None:
     arms = [EVERY[name] for name in ("group_round_robin", "request_round_robin", "seer")]
     assert [step.median for step in steps(ROUNDS, arms)] == [1.0, 1.25, 2.5]

@@ -18,7 +18,6 @@ from bench.gpu.step_trace import breakdown, covered
 from seer_sgl.benchmark.arms import EVERY
 from seer_sgl.benchmark.config import load_bench
 from seer_sgl.benchmark.derive import servers_config
-from seer_sgl.plugin.speculation import profile
 from tests.docs.command_checks import python
 
 OUT = Path("out")
@@ -223,9 +222,3 @@ def test_step_times_are_shown_beside_those_of_plain_steps() -> None:
     first, second = table(rows).splitlines()
     assert first == "context 64, batch 1: 2.00 ms; 1: x1.00, 5: x1.50"
     assert second.startswith("context 64, batch 8")
-
-
-def test_the_measuring_server_replaces_functions_that_exist() -> None:
-    assert callable(profile.step_seconds)
-    assert callable(profile.context_length)
-    assert isinstance(profile.CONTEXT, int)
