@@ -62,21 +62,13 @@ def roll_out(config: BenchConfig, seeds: Sequence[int], folder: Path) -> list[Gr
     lines = Path(config.rollout.prompts or "").read_text().splitlines()
     chosen = [line for line in lines if json.loads(line)["id"] in prompts]
     written.write_text("".join(f"{line}\n" for line in chosen))
-    words = ["--set", f"rollout.prompts={written}", "--set", "rollout.max_prompts=null"]
-    words += [
-        "--set",
-        "rollout.seed=1000",
-        "--out",
-        str(folder),
-        "--config",
-        str(folder / "c.yaml"),
-    ]
-    tree = msgspec.to_builtins(config)
+    values = {"rollout.prompts": str(written), "rollout.max_prompts": None, "rollout.seed": 1000}
+    tree = msgspec.to_builtins(with_values(config, values))
     del tree["bench"]
     (folder / "c.yaml").write_bytes(msgspec.yaml.encode(tree))
+    command = [sys.executable, "-m", "seer_sgl", "rollout", "--config", str(folder / "c.yaml")]
     with (folder / "rollout.log").open("wb") as log:
-        command = [sys.executable, "-m", "seer_sgl", "rollout", *words]
-        subprocess.run(command, stdout=log, stderr=log, check=True)
+        subprocess.run([*command, "--out", str(folder)], stdout=log, stderr=log, check=True)
     with (folder / "samples.jsonl").open() as file:
         return [graded(json.loads(line)) for line in file]
 
