@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bench.reasoner.reward import reward
 
 NGRAM = 8  # tokens; half a step of the task, too long to be shared by wording alone
@@ -61,7 +63,7 @@ def measure(samples: Sequence[Sample]) -> dict[str, Any]:
         groups[sample.group_id].append(sample)
     lengths = [[len(s.response_ids) for s in group] for group in groups.values()]
     every_length = [length for group in lengths for length in group]
-    p99, middle = percentile(every_length, 99), median(every_length)
+    p99, middle = float(np.percentile(every_length, 99)), median(every_length)
     duplicates = sum(len(g) - len({s.response_ids for s in g}) for g in groups.values())
     return {
         "samples": len(samples),
@@ -81,14 +83,6 @@ def measure(samples: Sequence[Sample]) -> dict[str, Any]:
             share for group in groups.values() for share in shared_ngrams(group)
         ),
     }
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Returns a percentile by linear interpolation between the nearest ranks, numpy's default."""
-    ordered = sorted(values)
-    rank = (len(ordered) - 1) * percent / 100
-    low, high = math.floor(rank), math.ceil(rank)
-    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
 def icc(groups: Sequence[Sequence[float]]) -> float:
