@@ -8,7 +8,6 @@ import logging
 import platform
 import subprocess
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from rich.console import Console
 from seer_sgl.config.masking import masked
 from seer_sgl.errors import RolloutError
 from seer_sgl.files import append_whole, explained, make_out_folder
-from seer_sgl.kvpool.packages import BUILT_FOR
+from seer_sgl.kvpool.packages import BUILT_FOR, version
 from seer_sgl.report.style import can_draw
 
 from .measure import Measurement, Row
@@ -120,7 +119,7 @@ def environment(commit: str | None) -> dict[str, Any]:
         "cores": psutil.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9),
         "gpus": _gpus(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in PACKAGES},
     }
 
 
@@ -148,10 +147,3 @@ def _gpus() -> list[str]:
     except ImportError:
         return []
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
