@@ -26,8 +26,10 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from seer_sgl.processes.child import free_port
+from tests.e2e.calls import post
 from tests.e2e.conftest import ROOT, servers, two_cores, two_urls
 from tests.e2e.moe import LAYERS, TOP_K, moe_model
+from tests.e2e.weights import add_weights
 from tests.tokenizers.families import FAMILIES
 
 HERE = Path(__file__).parent
@@ -262,10 +264,7 @@ def model(tmp_path: Path, experts: bool) -> Path:
     """The folder of a tiny random Qwen. veRL builds its chats from tokens that a Qwen has."""
     if experts:
         return moe_model(tmp_path)
-    folder = next(each for each in FAMILIES if each.name == "qwen2").make(tmp_path)
-    command = [sys.executable, "-m", "tests.tokenizers.weights", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return folder
+    return add_weights(next(each for each in FAMILIES if each.name == "qwen2").make(tmp_path))
 
 
 @pytest.fixture
@@ -337,14 +336,6 @@ def config_of(url: str, model: Path, experts: bool, manager: str) -> Any:
         return compose("ppo_trainer", overrides=keys)
 
 
-def post(url: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request) as reply:
-        return json.load(reply)
-
-
 def metric(url: str, name: str) -> float:
     """Returns the sum of a metric of the server over its labels."""
     with urllib.request.urlopen(f"{url}/metrics") as reply:
@@ -376,7 +367,7 @@ def alone(url: str, prompt: list[int], experts: bool) -> Any:
     """Returns an engine's own reply."""
     params = {"temperature": 0, "max_new_tokens": LIMIT}
     body = {"input_ids": prompt, "sampling_params": params, "return_routed_experts": experts}
-    return post(f"{url}/generate", body)
+    return post(f"{url}/generate", **body)
 
 
 def test_verls_agent_loops_get_the_samples_of_its_engines(

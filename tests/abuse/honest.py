@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from seer_sgl import Rollout
+from tests.e2e.compare import collected
 from tests.e2e.conftest import HELD_OUT, external
 
 from .rig import CLIENT, SEED
@@ -113,14 +114,12 @@ async def _rolled(url: str, job: Job) -> Answer:
     config["rollout"] = {"seed": job.body["seed"]}
     async with Rollout(config) as rollout:
         given = [{**group, "sampling": job.body["sampling"]} for group in job.body["groups"]]
-        groups = [group async for group in rollout.run(given)]
-    samples = {
-        f"{sample.group_id} {sample.index}": [list(sample.response_ids), sample.text]
-        for group in groups
-        for sample in group.samples
+        samples = await collected(rollout.run(given))
+    found = {
+        f"{name} {index}": [list(sample.response_ids), sample.text]
+        for (name, index), sample in samples.items()
     }
-    lengths = [len(sample.response_ids) for group in groups for sample in group.samples]
-    return Answer(samples, sum(lengths))
+    return Answer(found, sum(sample.response_length for sample in samples.values()))
 
 
 def session() -> aiohttp.ClientSession:

@@ -1,13 +1,13 @@
 """Two rollouts of the same prompts, compared token for token."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
 from typing import Any
 
 from typing_extensions import override
 
 from seer_sgl import Rollout
 from seer_sgl.driver.observer import Observer
-from seer_sgl.types import Chunk, ChunkResult, Move, Request, Sample
+from seer_sgl.types import Chunk, ChunkResult, Group, Move, Request, Sample
 from tests.e2e.conftest import HELD_OUT
 from tests.helpers import Returns
 
@@ -61,8 +61,12 @@ async def rolled(
 ) -> tuple[Samples, Any]:
     """Returns all samples of the first held-out prompts on an open rollout, and the report."""
     ready = rollout.read_prompts(HELD_OUT)[:prompts]
-    groups = [group async for group in rollout.run(ready, observers)]
-    return by_key([sample for group in groups for sample in group.samples]), rollout.report()
+    return await collected(rollout.run(ready, observers)), rollout.report()
+
+
+async def collected(run: AsyncIterable[Group]) -> Samples:
+    """Returns the samples of a run, once it has ended."""
+    return by_key([sample async for group in run for sample in group.samples])
 
 
 def accepted_drafts(report: Any) -> int:

@@ -1,11 +1,7 @@
 """A tiny mixture of experts, made from a seed, and what tests ask its engines."""
 
 import base64
-import json
 import random
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +11,8 @@ from numpy.typing import NDArray
 
 from seer_sgl.config import FlagValue
 from seer_sgl.types import Sample
-from tests.e2e.conftest import ROOT
+from tests.e2e.calls import post
+from tests.e2e.weights import add_weights, scale
 from tests.tokenizers.families import Family
 from tests.tokenizers.writers import write_qwen3
 
@@ -48,17 +45,11 @@ SGLANG: dict[str, FlagValue] = {
 Rows = NDArray[Any]
 
 
-def moe_model(parent: Path, scale: float = 1.0) -> Path:
-    """Returns the folder of the model; `scale`: a factor of its weights."""
-    folder = FAMILY.make(parent)
-    command = [sys.executable, "-m", "tests.tokenizers.weights", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    if scale != 1.0:
-        from safetensors.torch import load_file, save_file
-
-        weights = load_file(folder / "model.safetensors")
-        weights = {name: weight * scale for name, weight in weights.items()}
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+def moe_model(parent: Path, factor: float = 1.0) -> Path:
+    """Returns the folder of the model; `factor`: of its weights."""
+    folder = add_weights(FAMILY.make(parent))
+    if factor != 1.0:
+        scale(folder, factor)
     return folder
 
 
@@ -74,10 +65,7 @@ def generate(url: str, ids: Sequence[int], start: int = 0, **more: Any) -> tuple
     params = {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True, **more}
     body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": params}
     body |= {"return_routed_experts": True, "routed_experts_start_len": start}
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/generate", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request) as reply:
-        meta = json.load(reply)["meta_info"]
+    meta = post(f"{url}/generate", **body)["meta_info"]
     rows = np.frombuffer(base64.b64decode(meta["routed_experts"]), np.int32)
     return rows.reshape(-1, LAYERS, TOP_K), meta
 

@@ -20,7 +20,8 @@ from seer_sgl.config import FlagValue, KvPoolConfig
 from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.link.contract import LINK_TOKEN
 from seer_sgl.processes.child import free_port
-from tests.e2e.compare import Samples, by_key
+from tests.e2e.calls import post
+from tests.e2e.compare import Samples, collected
 from tests.e2e.conftest import (
     HELD_OUT,
     KV_TOKENS,
@@ -92,11 +93,10 @@ class Rig:
             async with Rollout(config) as rollout:
                 first = rollout.read_prompts(HELD_OUT)
                 chosen = first[:prompts] if isinstance(prompts, int) else prompts
-                groups = [group async for group in rollout.run(chosen)]
-                report = rollout.report()
+                samples, report = await collected(rollout.run(chosen)), rollout.report()
             assert report["chunks"] == report["samples"]
             assert report["drafting"] is None
-            self._undivided[key] = by_key([s for group in groups for s in group.samples])
+            self._undivided[key] = samples
         return self._undivided[key]
 
     def open_hub(self) -> None:
@@ -134,14 +134,6 @@ class Rig:
             with urllib.request.urlopen(f"{url}/model_info") as reply:
                 assert json.load(reply)["weight_version"] == WEIGHTS
         post(f"{self.urls[0]}/hicache/storage-backend/clear")
-
-
-def post(url: str, **fields: str) -> None:
-    """Posts fields, or nothing; the reply must be 200."""
-    body, headers = json.dumps(fields).encode(), {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, body if fields else None, headers, method="POST")
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        assert reply.status == 200
 
 
 @contextlib.contextmanager

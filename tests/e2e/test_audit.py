@@ -3,7 +3,6 @@
 import copy
 import json
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from bench.reasoner.batches import graded
 from bench.reasoner.updates import update
 from seer_sgl import Rollout
 from seer_sgl.rollout.samples import SampleWriter
+from tests.e2e.calls import post
 from tests.e2e.conftest import (
     HELD_OUT,
     MODEL,
@@ -95,12 +95,8 @@ def audit(url: str, folder: Path, lines: Lines, *options: str) -> Audited:
 
 
 def load_weights(url: str, path: Path, version: str) -> None:
-    body = json.dumps({"model_path": str(path), "weight_version": version}).encode()
-    call = urllib.request.Request(
-        f"{url}/update_weights_from_disk", body, {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(call) as reply:
-        assert json.load(reply)["success"]
+    fields = {"model_path": str(path), "weight_version": version}
+    assert post(f"{url}/update_weights_from_disk", **fields)["success"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])

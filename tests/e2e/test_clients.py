@@ -16,6 +16,7 @@ import pytest
 
 from seer_sgl.engine.launch.process import engine_environment
 from seer_sgl.processes.child import free_port
+from tests.e2e.calls import post
 from tests.e2e.conftest import MODEL, ROOT, SEER_SGL
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]
@@ -82,7 +83,7 @@ def test_sglang_router_with_this_server_as_its_worker(url: str, tmp_path: Path) 
             ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 150, **ASK}),
             ("/generate", {"text": TEXT, "sampling_params": {"sampling_seed": 3}}),
         ):
-            assert text_of(posted(router + path, body)) == text_of(posted(url + path, body))
+            assert text_of(post(router + path, **body)) == text_of(post(url + path, **body))
 
 
 def run_client(module: str, *arguments: str, log: Path) -> str:
@@ -135,14 +136,6 @@ def wait_for(url: str, process: "subprocess.Popen[bytes]", log: Path, text: byte
         assert process.poll() is None, log.read_text()[-2000:]
         assert time.monotonic() < deadline, log.read_text()[-2000:]
         time.sleep(0.5)
-
-
-def posted(url: str, body: dict[str, Any]) -> Any:
-    """Returns the JSON reply of a POST."""
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=CLIENT_S) as reply:
-        return json.loads(reply.read())
 
 
 def text_of(reply: Any) -> str:

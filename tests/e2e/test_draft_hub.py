@@ -7,7 +7,7 @@ tests/draft/test_replica_healing.py has messages that are lost, doubled and swap
 import asyncio
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -21,8 +21,8 @@ from seer_sgl import Rollout
 from seer_sgl.draft.hub import MAX_GROUPS
 from seer_sgl.engine import wire
 from seer_sgl.engine.client import HttpEngine
-from seer_sgl.types import Chunk, ChunkReply, ChunkResult, Group
-from tests.e2e.compare import Samples, assert_identical, by_key, roll
+from seer_sgl.types import Chunk, ChunkReply, ChunkResult
+from tests.e2e.compare import Samples, assert_identical, collected, roll
 from tests.e2e.conftest import HELD_OUT
 from tests.e2e.hub import attack, hub_process
 from tests.e2e.rig import TOKEN, WHOLE, Rig
@@ -169,11 +169,6 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-async def all_groups(run: AsyncIterator[Group]) -> list[Group]:
-    """Returns all groups of a run, after its end."""
-    return [group async for group in run]
-
-
 async def received(rollout: Rollout) -> int:
     """Returns the tokens that the engines have received from the hub since their start."""
     facts = [await engine.drafting() for engine in rollout.fleet.engines]
@@ -190,7 +185,7 @@ async def test_a_hub_that_is_killed_restarted_and_attacked_changes_no_token(
         async with hub_process(rig.hub, MEMORY, TOKEN) as hub:
             async with Rollout(fleet(rig), placement=AlwaysElsewhere()) as rollout:
                 prompts = rollout.read_prompts(HELD_OUT)[:PROMPTS]
-                run = asyncio.ensure_future(all_groups(rollout.run(prompts, [gate])))
+                run = asyncio.ensure_future(collected(rollout.run(prompts, [gate])))
 
                 async def until(condition: Callable[[], object]) -> None:
                     while not condition():
@@ -206,12 +201,12 @@ async def test_a_hub_that_is_killed_restarted_and_attacked_changes_no_token(
                 gate.open()
                 await attack(hub.address, TOKEN, list(gate.groups)[:2])
                 flooded = await hub.facts()
-                groups = await run
+                samples = await run
                 has = await received(rollout)
                 second, report = await hub.facts(), rollout.report()
             assert await hub.end(signal.SIGTERM) == 0
         assert children() == before
-    assert_identical(whole, by_key([sample for group in groups for sample in group.samples]))
+    assert_identical(whole, samples)
     assert report["lost_chunks"] == 0
     assert report["migrations"] == report["chunks"] - report["samples"] > 100
     drafting = report["drafting"]

@@ -10,8 +10,8 @@ import pytest
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.config import FlagValue
-from tests.e2e.compare import Samples, accepted_drafts, assert_identical, by_key, roll
-from tests.e2e.conftest import HELD_OUT, MODEL
+from tests.e2e.compare import Samples, accepted_drafts, assert_identical, roll, rolled
+from tests.e2e.conftest import MODEL
 from tests.emulation.generate import facts
 from tests.emulation.server import EXACT, FLAGS, STRIDE, Settings, environment
 from tests.support.timing import PATIENT
@@ -73,14 +73,12 @@ async def emulate(
     async with Rollout(
         setup, placement=placement, log_dir=folder / "logs", timing=PATIENT
     ) as rollout:
-        prompts = rollout.read_prompts(HELD_OUT)[: PROMPTS[chosen.triton]]
-        groups = [group async for group in rollout.run(prompts)]
-        report = rollout.report()
+        samples, report = await rolled(rollout, PROMPTS[chosen.triton])
         for engine in report["engines"]:
             found = await facts(engine["url"])
             assert found.emulation["loops"] == {"event_loop_overlap": 1}
             assert bool(found.emulation["replayed"]) == chosen.triton
-    return by_key([sample for group in groups for sample in group.samples]), report
+    return samples, report
 
 
 @pytest.mark.parametrize("chosen", [INTERPRETED, NATIVE], ids=["triton", "torch_native"])

@@ -1,10 +1,6 @@
 """Tiny random models of many families on real SGLang servers: what the driver reads is what they
 read, and divided equals undivided, stop strings included."""
 
-import json
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +14,10 @@ from seer_sgl.errors import ConfigError
 from seer_sgl.link.contract import STOP_TOKENS
 from seer_sgl.processes.child import free_port
 from seer_sgl.types import Sample
-from tests.e2e.compare import Samples, assert_identical, by_key
-from tests.e2e.conftest import ROOT, servers
+from tests.e2e.calls import post
+from tests.e2e.compare import Samples, assert_identical, collected
+from tests.e2e.conftest import servers
+from tests.e2e.weights import add_weights
 from tests.tokenizers.families import FAMILIES, Family
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]
@@ -35,14 +33,6 @@ NAMES = [family.name for family in FAMILIES if family.name not in ELSEWHERE]
 OTHERWISE = "mistral-model"  # transformers alone reads its tokenizer otherwise than SGLang does
 
 
-def model_of(family: Family, parent: Path) -> Path:
-    """Returns the folder of a tiny random model of the family."""
-    folder = family.make(parent)
-    command = [sys.executable, "-m", "tests.tokenizers.weights", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return folder
-
-
 async def roll_family(
     folder: Path, family: Family, url: str, sampling: dict[str, Any], **scheduling: Any
 ) -> Samples:
@@ -55,8 +45,7 @@ async def roll_family(
         "rollout": {"seed": 7, "n_samples_per_prompt": 4},
     }
     async with Rollout(config) as rollout:
-        groups = [group async for group in rollout.run(PROMPTS)]
-    return by_key([sample for group in groups for sample in group.samples])
+        return await collected(rollout.run(PROMPTS))
 
 
 def stops_in(samples: Sequence[Sample]) -> list[str]:
@@ -67,22 +56,14 @@ def stops_in(samples: Sequence[Sample]) -> list[str]:
 
 def generated(url: str, text: str, stops: Sequence[str] = ()) -> tuple[list[int], str, Any]:
     """Returns what SGLang itself makes of a text prompt: tokens, text and the rest of the reply."""
-    body = {
-        "text": text,
-        "sampling_params": {"temperature": 0, "max_new_tokens": LONGEST, "stop": stops},
-        "return_logprob": True,
-    }
-    request = urllib.request.Request(
-        f"{url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request) as reply:
-        answer = json.load(reply)
+    params = {"temperature": 0, "max_new_tokens": LONGEST, "stop": stops}
+    answer = post(f"{url}/generate", text=text, sampling_params=params, return_logprob=True)
     meta = answer["meta_info"]
     return [token for _, token, _ in meta["output_token_logprobs"]], answer["text"], meta
 
 
 async def check_family(family: Family, tmp_path: Path) -> None:
-    folder = model_of(family, tmp_path)
+    folder = add_weights(family.make(tmp_path))
     url = f"http://127.0.0.1:{free_port()}"
     flags = ["--model-path", str(folder), *FLAGS]
     if family.own_code:

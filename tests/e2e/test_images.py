@@ -3,8 +3,6 @@ drafted have the samples of undivided ones."""
 
 import asyncio
 import contextlib
-import json
-import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from seer_sgl.errors import RolloutError
 from seer_sgl.link.contract import LONGEST, ORIGIN, PROMPT_LEN
 from seer_sgl.rollout.samples import encode_sample
 from seer_sgl.types import ChunkResult
+from tests.e2e.calls import post
 from tests.e2e.compare import Migrations, Samples, accepted_drafts, assert_identical, by_key
 from tests.e2e.pools import pooled
 from tests.e2e.rig import PAGE
@@ -154,15 +153,8 @@ async def check_marks_in_responses(config: dict[str, Any], fleet: Fleet, model: 
 def generate(url: str, ids: list[int], images: list[str], **params: Any) -> Any:
     """Returns the `meta_info` of an engine's own `/generate` for one more token."""
     sampling = {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True, **params}
-    return answer(url, input_ids=ids, image_data=images, sampling_params=sampling)["meta_info"]
-
-
-def answer(url: str, path: str = "/generate", **fields: Any) -> Any:
-    """Returns an engine's own answer."""
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}{path}", json.dumps(fields).encode(), headers)
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        return json.load(reply)
+    fields = {"input_ids": ids, "image_data": images, "sampling_params": sampling}
+    return post(f"{url}/generate", **fields)["meta_info"]
 
 
 async def check_another_image(fleet: Fleet, prompt: dict[str, Any]) -> None:
@@ -212,7 +204,7 @@ async def check_server(
             assert rollout.tokenizer is not None
             text = rollout.tokenizer.decode(prompt["prompt_ids"])
             own = fields | {"text": text}
-            there = await asyncio.to_thread(answer, fleet.engines[0].info.url, **own)
+            there = await asyncio.to_thread(post, f"{fleet.engines[0].info.url}/generate", **own)
             here = await it.generate(**own)
             assert here["output_ids"] == there["output_ids"]
             assert here["text"] == there["text"]
@@ -233,8 +225,8 @@ async def check_chat(config: dict[str, Any], fleet: Fleet) -> None:
         ((sample,),) = [group.samples async for group in rollout.run(prompts)]
     assert sample.chunks == 3
     own = {"messages": messages, "temperature": 0, "max_tokens": LENGTH, "ignore_eos": True}
-    path = "/v1/chat/completions"
-    there = await asyncio.to_thread(answer, fleet.engines[0].info.url, path, model="m", **own)
+    chats = f"{fleet.engines[0].info.url}/v1/chat/completions"
+    there = await asyncio.to_thread(post, chats, model="m", **own)
     (choice,) = there["choices"]
     assert choice["message"]["content"] == sample.text
     images = SIZES[0][0] // 28 * SIZES[0][1] // 28

@@ -18,6 +18,7 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.rollout.samples import encode_sample
 from seer_sgl.types import ChunkResult, Sample
+from tests.e2e.calls import post
 from tests.e2e.compare import Samples, accepted_drafts, by_key
 from tests.e2e.moe import (
     SGLANG,
@@ -29,7 +30,7 @@ from tests.e2e.moe import (
     rows_of,
 )
 from tests.e2e.pools import pooled
-from tests.e2e.rig import PAGE, post
+from tests.e2e.rig import PAGE
 from tests.helpers import Returns
 from tests.support.timing import PATIENT
 from tests.support.waiting import until
@@ -297,7 +298,7 @@ def by_version(sample: Sample, rows: dict[str, Any]) -> bool:
 async def test_a_weight_update_leaves_the_rows_of_the_tokens_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draft: dict[str, Any]
 ) -> None:
-    other = str(moe_model(tmp_path / "other", scale=1.1))
+    other = str(moe_model(tmp_path / "other", factor=1.1))
     async with engines(tmp_path, monkeypatch, pooled("file"), draft) as it:
         async with it.opened() as rollout:
             seen = After()

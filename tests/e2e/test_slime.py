@@ -15,10 +15,11 @@ import pytest
 
 from integrations.slime.client import Generated, Options, Sample, Slime
 from seer_sgl import Rollout
+from tests.e2e.calls import post
 from tests.e2e.compare import LOGPROB_TOLERANCE
 from tests.e2e.conftest import MODEL
 from tests.e2e.draws import steps
-from tests.e2e.rig import Rig, post
+from tests.e2e.rig import Rig
 from tests.e2e.served import prompts
 from tests.e2e.undivided import MOST_TIES, after, assert_near_tie, equal_tokens, generate
 from tests.e2e.weights import other_weights

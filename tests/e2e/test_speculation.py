@@ -16,7 +16,7 @@ from seer_sgl import Rollout
 from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.rollout.samples import encode_sample
 from seer_sgl.types import Sample
-from tests.e2e.compare import accepted_drafts, assert_identical, by_key
+from tests.e2e.compare import accepted_drafts, assert_identical, collected
 from tests.e2e.conftest import HELD_OUT, MODEL
 from tests.e2e.rig import WHOLE, Rig
 
@@ -87,9 +87,8 @@ async def test_two_ways_to_stop_end_a_drafted_response_where_they_end_a_plain_on
     draft = {"history": str(history)} if with_history else {}
     config = rig.fleet(scheduling={"chunk_tokens": chunk_tokens}, draft=draft)
     async with Rollout(config) as rollout:
-        groups = [group async for group in rollout.run(prompts(kinds))]
+        parts = await collected(rollout.run(prompts(kinds)))
         report = rollout.report()
-    parts = by_key([sample for group in groups for sample in group.samples])
     assert_identical(whole, parts)
     assert [one["engine_id"] for one in report["drafting"]["engines"]] == ["e0", "e1"]
     # In chunks of 3 tokens the drafts are what siblings happen to have written by then.

@@ -5,15 +5,13 @@ import functools
 import io
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from seer_sgl.config import FlagValue
-from tests.e2e.conftest import ROOT
+from tests.e2e.weights import add_weights
 from tests.tokenizers.multimodal import MULTIMODAL
 
 FAMILY = next(family for family in MULTIMODAL if family.name == "qwen2-vl")
@@ -42,9 +40,7 @@ def vision_model(parent: Path) -> Path:
     file = folder / "config.json"
     config = json.loads(file.read_text()) | marks(folder)
     file.write_text(json.dumps(config))
-    command = [sys.executable, "-m", "tests.tokenizers.weights", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return folder
+    return add_weights(folder)
 
 
 def marks(folder: Path) -> dict[str, int]:
