@@ -13,7 +13,8 @@ import msgspec
 
 from seer_sgl import Rollout
 from tests.e2e.compare import collected
-from tests.e2e.conftest import HELD_OUT, external
+from tests.e2e.conftest import external
+from tests.e2e.held_out import texts
 
 from .rig import CLIENT, SEED
 
@@ -61,9 +62,8 @@ class Tally(msgspec.Struct):
 
 def jobs() -> list[Job]:
     """Returns requests to every endpoint that generates, with all kinds of sampling."""
-    texts = [json.loads(line)["prompt"] for line in HELD_OUT.read_text().splitlines()[:16]]
-    found = []
-    for number, (text, draw) in enumerate(zip(texts, itertools.cycle(DRAWS), strict=False)):
+    prompts, found = texts(16), []
+    for number, (text, draw) in enumerate(zip(prompts, itertools.cycle(DRAWS), strict=False)):
         seed, stream = 1000 + number, number % 2 == 1
         renamed = {"min_tokens": "min_new_tokens"}
         params = {renamed.get(key, key): value for key, value in draw.items()}
@@ -89,7 +89,7 @@ def jobs() -> list[Job]:
         if stream and "presence_penalty" not in draw:
             found[-3].body["stream"] = True
     for number in range(4):
-        chosen = texts[number * 4 : number * 4 + 3]
+        chosen = prompts[number * 4 : number * 4 + 3]
         groups = [{"id": f"g{i}", "prompt": text, "n": 4} for i, text in enumerate(chosen)]
         sampling = {"max_new_tokens": LONGEST, **DRAWS[number]}
         body = {"groups": groups, "sampling": sampling, "seed": SEED + number, "stream": "samples"}

@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 
 from seer_sgl.processes.child import PARENT_PID
-from tests.e2e.compare import LOGPROB_TOLERANCE
+from seer_sgl.rollout.samples import encode_sample
+from tests.e2e.compare import LOGPROB_TOLERANCE, Samples
 
 WAIT_S = 400.0
 Driver = subprocess.Popen[str]
@@ -29,6 +30,11 @@ def samples_in(out: Path) -> list[dict[str, Any]]:
     """Returns the samples in OUT, once its driver has ended: each line must be whole."""
     path = out / "samples.jsonl"
     return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def lines_of(samples: Samples) -> list[dict[str, Any]]:
+    """Returns samples as their lines in samples.jsonl."""
+    return [json.loads(encode_sample(sample)) for sample in samples.values()]
 
 
 def assert_same_samples(calm: Lines, found: Lines) -> None:

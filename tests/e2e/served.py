@@ -1,13 +1,11 @@
 """Rollout servers on real engines, and requests to them."""
 
-import json
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.rollout.rollout import Rollout
-from tests.e2e.conftest import HELD_OUT, MODEL, external
+from tests.e2e.conftest import external
 from tests.server.helpers import Served, served_config
 
 LIMIT = 900  # tokens of a request
@@ -17,15 +15,6 @@ def serving(urls: list[str], longest: int = 4000) -> AbstractAsyncContextManager
     """Runs a server on engines. `longest`: the most tokens of a response."""
     config = {**external(urls, sampling={"max_response_len": longest}), "server": {"port": 0}}
     return served_config(Rollout(config, gives_up=False))
-
-
-def prompts(count: int) -> list[list[int]]:
-    """Returns the tokens of the first held-out prompts."""
-    tokenizer = load_tokenizer(str(MODEL))
-    assert tokenizer is not None
-    with HELD_OUT.open() as lines:
-        found = [list(tokenizer.encode(json.loads(line)["prompt"])) for line in lines]
-    return found[:count]
 
 
 def body(ids: Sequence[int], seed: int, limit: int = LIMIT) -> dict[str, Any]:

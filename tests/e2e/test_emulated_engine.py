@@ -3,17 +3,16 @@
 tests/emulation states what is emulated and what it cannot show.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from seer_sgl.config import FlagValue
-from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.engine.launch.exact import ROOT_ONLY
 from tests.e2e.compare import LOGPROB_TOLERANCE
-from tests.e2e.conftest import MODEL
+from tests.e2e.held_out import tokenizer
 from tests.emulation.generate import Facts, assert_same, facts, generate
 from tests.emulation.server import DRAFTING, EXACT, GRAPHS, LARGEST, WIDTHS, Settings, emulated
 
@@ -32,12 +31,6 @@ GRAMMAR: Mapping[str, Mapping[str, Any]] = {"regex": {**T1, "regex": "( [0-9]){4
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 
 
-def tokens_of_prompt() -> Sequence[int]:
-    tokenizer = load_tokenizer(str(MODEL))
-    assert tokenizer is not None
-    return tokenizer.encode(PROMPT)
-
-
 async def drafted(
     plain_url: str,
     folder: Path,
@@ -49,7 +42,7 @@ async def drafted(
     sampling: Mapping[str, Any] = T1,
 ) -> Facts:
     """Compares the answers of an emulated engine with those of a plain one; returns its facts."""
-    prompt = tokens_of_prompt()
+    prompt = tokenizer().encode(PROMPT)
     plain = await generate(plain_url, prompt, seeds, TOKENS, **sampling)
     chosen = Settings(every_width=True)
     with emulated(folder, {**DRAFTING, **flags}, chosen, paths=paths, exact=exact) as url:
@@ -131,7 +124,7 @@ async def test_an_engine_without_graphs_verifies_every_width(
 async def test_what_depends_on_earlier_tokens_is_sampled_token_by_token(
     engine_urls: list[str], tmp_path: Path, kinds: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    prompt = tokens_of_prompt()
+    prompt = tokenizer().encode(PROMPT)
     with emulated(tmp_path, {**DRAFTING, **EXACT}, Settings(every_width=True)) as url:
         for kind, sampling in kinds.items():
             plain = await generate(engine_urls[0], prompt, SEEDS, TOKENS, **sampling)
@@ -144,7 +137,7 @@ async def test_what_depends_on_earlier_tokens_is_sampled_token_by_token(
 async def test_a_plain_engine_that_is_exact_verifies_the_root_alone_and_changes_no_token(
     engine_urls: list[str], tmp_path: Path
 ) -> None:
-    prompt, seeds = tokens_of_prompt(), (7, 8, 9, 10)
+    prompt, seeds = tokenizer().encode(PROMPT), (7, 8, 9, 10)
     plain = await generate(engine_urls[0], prompt, seeds, TOKENS, **T1)
     with emulated(tmp_path, {**EXACT, **ROOT_ONLY}, Settings()) as url:
         answers = await generate(url, prompt, seeds, TOKENS, **T1)

@@ -16,9 +16,7 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.describe import describe
 from seer_sgl.engine.orphans import end_orphans
 from seer_sgl.engine.session import open_session
-from seer_sgl.rollout.samples import encode_sample
 from seer_sgl.types import Chunk, ChunkReply, Move, Sampling
-from tests.e2e.compare import Samples
 from tests.e2e.conftest import HELD_OUT, external
 from tests.e2e.drivers import (
     WAIT_S,
@@ -26,6 +24,7 @@ from tests.e2e.drivers import (
     Start,
     assert_same_samples,
     finish,
+    lines_of,
     samples_in,
 )
 from tests.e2e.rig import Rig
@@ -72,8 +71,7 @@ def kill_at(driver: Driver, journal: Path, size: int) -> bool:
 async def undisturbed(rig: Rig, seed: int) -> list[dict[str, Any]]:
     """Returns the lines of an undisturbed rollout's samples."""
     rollout = {"seed": seed, "n_samples_per_prompt": N}
-    samples: Samples = await rig.undivided(PROMPTS, sampling=LIMIT, rollout=rollout)
-    return [json.loads(encode_sample(sample)) for sample in samples.values()]
+    return lines_of(await rig.undivided(PROMPTS, sampling=LIMIT, rollout=rollout))
 
 
 async def test_a_driver_killed_twice_on_running_engines_goes_on_exactly(

@@ -5,7 +5,6 @@ two steps have the same batch.
 """
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +12,10 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from seer_sgl.driver.load_tokenizer import load_tokenizer
 from tests.e2e.compare import LOGPROB_TOLERANCE
-from tests.e2e.conftest import HELD_OUT, MODEL, SERVER_FLAGS, servers, two_urls
+from tests.e2e.conftest import SERVER_FLAGS, servers, two_urls
 from tests.e2e.draws import Drawn, draw, steps
+from tests.e2e.held_out import prompts
 from tests.e2e.rig import Rig
 
 pytestmark = pytest.mark.shared_engines
@@ -50,10 +49,7 @@ class Call(NamedTuple):
 
 def calls() -> list[Call]:
     """Returns a request of every kind, each with its own seed. They are of one group."""
-    tokenizer = load_tokenizer(str(MODEL))
-    assert tokenizer is not None
-    ids = tokenizer.encode(json.loads(HELD_OUT.read_text().splitlines()[0])["prompt"])
-    requests = []
+    (ids,), requests = prompts(1), []
     for sample, kind in enumerate(KINDS):
         sampling = {
             "max_new_tokens": LONGEST,
@@ -61,7 +57,7 @@ def calls() -> list[Call]:
             "sampling_seed": sample,
             "custom_params": {"seer_sgl": {"group": "g", "sample": sample, "prompt_len": len(ids)}},
         }
-        body = {"input_ids": list(ids), "sampling_params": sampling, "return_logprob": True}
+        body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
         requests.append(Call(body, 0.02 * (sample % 5)))
     return requests
 

@@ -10,6 +10,7 @@ from bench.reasoner.evaluate import failed_criteria, measure, read
 from seer_sgl import Rollout
 from seer_sgl.rollout.samples import SampleWriter
 from tests.e2e.conftest import HELD_OUT, external
+from tests.e2e.held_out import texts
 from tests.e2e.rig import Rig
 
 pytestmark = pytest.mark.shared_engines
@@ -40,7 +41,7 @@ async def test_held_out_responses_are_long_tailed_correlated_right_and_different
 async def test_chat_messages_and_token_ids_give_the_samples_of_the_text(
     engine_urls: list[str],
 ) -> None:
-    text = msgspec.json.decode(HELD_OUT.read_text().splitlines()[0])["prompt"]
+    (text,) = texts(1)
     question = text.removeprefix("<bos> ").removesuffix(" <think>")
     config = external(engine_urls, sampling={"max_response_len": 100}, rollout={"seed": 5})
     prompts: list[dict[str, Any]] = [

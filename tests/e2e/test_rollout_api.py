@@ -12,64 +12,33 @@ from seer_sgl import Rollout
 from tests.server.helpers import served_config
 from tests.server.rollout_client import groups_of, rollout
 
-from .compare import LOGPROB_TOLERANCE
-from .conftest import HELD_OUT, ROOT
+from .conftest import ROOT
+from .drivers import assert_same_samples, lines_of
+from .held_out import texts
 from .rig import Rig
 
 pytestmark = pytest.mark.shared_engines
 
 SEED = 11  # of `external`
 FREE_PORT = {"server": {"port": 0}}
-Tokens = dict[tuple[str, int], tuple[list[int], list[float]]]
 
 
 def lines_of_prompts(count: int, n: int) -> list[dict[str, Any]]:
-    lines = HELD_OUT.read_text().splitlines()[:count]
-    return [
-        {"prompt": json.loads(line)["prompt"], "n": n, "id": f"g{i}"}
-        for i, line in enumerate(lines)
-    ]
-
-
-async def calm(rig: Rig, prompts: list[dict[str, Any]], limit: int) -> Tokens:
-    """Returns the tokens and logprobs of an undivided run."""
-    samples = await rig.undivided(prompts, sampling={"max_response_len": limit})
-    return {
-        key: (list(sample.response_ids), list(sample.rollout_log_probs))
-        for key, sample in samples.items()
-    }
-
-
-def tokens_of(lines: list[dict[str, Any]]) -> Tokens:
-    """Returns the tokens and logprobs of a stream's groups."""
-    return {
-        (name, sample["index"]): (sample["response_ids"], sample["rollout_log_probs"])
-        for name, samples in groups_of(lines).items()
-        for sample in samples
-    }
-
-
-def assert_equal(found: Tokens, expected: Tokens) -> None:
-    """Asserts that the samples are the same, with the same tokens and nearly equal logprobs."""
-    assert found.keys() == expected.keys()
-    for key, (ids, logprobs) in expected.items():
-        assert found[key][0] == ids
-        assert found[key][1] == pytest.approx(logprobs, abs=LOGPROB_TOLERANCE)
+    return [{"prompt": text, "n": n, "id": f"g{i}"} for i, text in enumerate(texts(count))]
 
 
 async def test_a_rollout_through_http_has_the_tokens_of_a_run_with_its_seed(rig: Rig) -> None:
-    prompts = lines_of_prompts(6, n=3)
-    expected = await calm(rig, prompts, limit=150)
+    prompts, sampling = lines_of_prompts(6, n=3), {"max_response_len": 150}
+    calm = await rig.undivided(prompts, sampling=sampling)
     serving = Rollout(rig.fleet() | FREE_PORT, gives_up=False)
     async with served_config(serving) as it:
-        options = {"seed": SEED, "sampling": {"max_response_len": 150}}
-        async with rollout(it, prompts, **options) as stream:
+        async with rollout(it, prompts, seed=SEED, sampling=sampling) as stream:
             lines = await stream.rest()
         assert it.service.generation.in_progress == 0
-    assert_equal(tokens_of(lines), expected)
+    found = [sample for samples in groups_of(lines).values() for sample in samples]
+    assert_same_samples(lines_of(calm), found)
     assert lines[-1]["state"] == "complete"
-    texts = [sample["text"] for samples in groups_of(lines).values() for sample in samples]
-    assert all(texts)
+    assert all(sample["text"] for sample in found)
 
 
 async def test_the_example_of_a_client_filters_groups(rig: Rig, tmp_path: Path) -> None:

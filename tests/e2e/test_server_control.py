@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.served import LIMIT, body, prompts, serving
+from tests.e2e.held_out import prompts
+from tests.e2e.served import LIMIT, body, serving
 from tests.e2e.undivided import undivided
 from tests.server.helpers import Served
 from tests.support.waiting import until

@@ -20,7 +20,8 @@ from tests.e2e.conftest import (
     servers,
     two_urls,
 )
-from tests.e2e.served import LIMIT, body, prompts, serving
+from tests.e2e.held_out import prompts
+from tests.e2e.served import LIMIT, body, serving
 from tests.e2e.undivided import assert_same_but_for_ties, undivided
 from tests.e2e.weights import other_weights
 from tests.server.helpers import Served

@@ -19,8 +19,8 @@ from tests.e2e.calls import post
 from tests.e2e.compare import LOGPROB_TOLERANCE
 from tests.e2e.conftest import MODEL
 from tests.e2e.draws import steps
+from tests.e2e.held_out import prompts
 from tests.e2e.rig import Rig
-from tests.e2e.served import prompts
 from tests.e2e.undivided import MOST_TIES, after, assert_near_tie, equal_tokens, generate
 from tests.e2e.weights import other_weights
 from tests.server.helpers import served_config

@@ -3,7 +3,6 @@
 tests/e2e/fleet has the other kinds of sampling. One engine drafts chains, the other one trees.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
@@ -13,11 +12,10 @@ from typing import Any
 import pytest
 
 from seer_sgl import Rollout
-from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.rollout.samples import encode_sample
 from seer_sgl.types import Sample
 from tests.e2e.compare import accepted_drafts, assert_identical, collected
-from tests.e2e.conftest import HELD_OUT, MODEL
+from tests.e2e.held_out import texts, tokenizer
 from tests.e2e.rig import WHOLE, Rig
 
 pytestmark = pytest.mark.shared_engines
@@ -36,9 +34,8 @@ def kinds_of_stop(samples: Iterable[Sample]) -> Mapping[str, dict[str, Any]]:
         first = {token: ids.index(token) for token in set(ids)}
         pairs.update(pair for pair in pairwise(ids) if first[pair[0]] + 1 == first[pair[1]] > 8)
     [((earlier, later), _)] = pairs.most_common(1)
-    tokenizer = load_tokenizer(str(MODEL))
-    assert tokenizer is not None
-    x, y = (tokenizer.decode([token]).strip() for token in (earlier, later))
+    decode = tokenizer().decode
+    x, y = (decode([token]).strip() for token in (earlier, later))
     return {
         "stop: [later, earlier]": {"stop": [y, x]},
         "stop: [earlier, later]": {"stop": [x, y]},
@@ -54,7 +51,6 @@ def kinds_of_stop(samples: Iterable[Sample]) -> Mapping[str, dict[str, Any]]:
 
 def prompts(kinds: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns PROMPTS prompts of each kind, eight samples each."""
-    texts = [json.loads(line)["prompt"] for line in HELD_OUT.read_text().splitlines()[:PROMPTS]]
     return [
         {
             "prompt": text,
@@ -63,7 +59,7 @@ def prompts(kinds: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
             "sampling": {"max_new_tokens": LONGEST, **own},
         }
         for kind, own in kinds.items()
-        for i, text in enumerate(texts)
+        for i, text in enumerate(texts(PROMPTS))
     ]
 
 

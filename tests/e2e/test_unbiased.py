@@ -7,7 +7,6 @@ it. SGLang's own n-gram speculation, which commits the argmax on a CPU, shows th
 """
 
 import asyncio
-import json
 import random
 import shutil
 from pathlib import Path
@@ -18,8 +17,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from seer_sgl.driver.load_tokenizer import load_tokenizer
-from tests.e2e.conftest import HELD_OUT, MODEL, SERVER_FLAGS, servers, two_urls
+from tests.e2e.conftest import SERVER_FLAGS, servers, two_urls
+from tests.e2e.held_out import prompts
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 
@@ -43,11 +42,7 @@ class Places(NamedTuple):
 
 async def places(url: str, calls: int, rng: random.Random) -> Places:
     """Returns the places of `calls` responses, eight per prompt, all requested at once."""
-    tokenizer = load_tokenizer(str(MODEL))
-    assert tokenizer is not None
-    with HELD_OUT.open() as lines:
-        prompts = [json.loads(line) for line in lines][: calls // 8]
-    ids = [tokenizer.encode(prompt["prompt"]) for prompt in prompts]
+    ids = prompts(calls // 8)
     connector = aiohttp.TCPConnector(force_close=True)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
@@ -56,7 +51,7 @@ async def places(url: str, calls: int, rng: random.Random) -> Places:
             group, sample = divmod(number, 8)
             origin = {"group": f"g{group}", "sample": sample, "prompt_len": len(ids[group])}
             body = {
-                "input_ids": list(ids[group]),
+                "input_ids": ids[group],
                 "sampling_params": {
                     "temperature": 1.5,  # at 1 the distributions are too peaked
                     "max_new_tokens": 400,

@@ -2,16 +2,14 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from seer_sgl import Rollout
-from seer_sgl.driver.load_tokenizer import load_tokenizer
 from tests.e2e.compare import Samples
-from tests.e2e.conftest import HELD_OUT, MODEL
+from tests.e2e.held_out import texts, tokenizer
 from tests.e2e.rig import Rig
 
 GROUPS = 64
@@ -22,9 +20,8 @@ WORDS = (47, 12)  # tokens that the model often writes
 
 def kinds() -> list[dict[str, Any]]:
     """Returns a different sampling for each group."""
-    tokenizer = load_tokenizer(str(MODEL))
-    assert tokenizer is not None
-    word, other = (tokenizer.decode([token]).strip() for token in WORDS)
+    decode = tokenizer().decode
+    word, other = (decode([token]).strip() for token in WORDS)
     draws: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
@@ -50,14 +47,9 @@ def kinds() -> list[dict[str, Any]]:
 
 def prompts() -> list[dict[str, Any]]:
     """Returns prompts with their own sampling and one or two samples each."""
-    lines = HELD_OUT.read_text().splitlines()
+    chosen = texts(16)
     return [
-        {
-            "prompt": json.loads(lines[i % 16])["prompt"],
-            "id": f"g{i}",
-            "n": 1 + i % 3,
-            "sampling": s,
-        }
+        {"prompt": chosen[i % 16], "id": f"g{i}", "n": 1 + i % 3, "sampling": s}
         for i, s in enumerate(kinds())
     ]
 

@@ -16,8 +16,9 @@ import pytest
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.scheduling.placement import Placement
-from tests.e2e.conftest import HELD_OUT
+from tests.e2e.compare import LOGPROB_TOLERANCE
 from tests.e2e.fleet.conftest import LONGEST, kinds
+from tests.e2e.held_out import texts
 from tests.e2e.rig import Rig
 from tests.server.helpers import Served, served_config
 from tests.server.scrape import scraped
@@ -27,7 +28,6 @@ pytestmark = pytest.mark.shared_engines
 
 COMPARED = ("text", "output_ids")
 COMPARED_META = ("finish_reason", "prompt_tokens", "completion_tokens", "weight_version")
-LOGPROB_TOLERANCE = 1e-4
 
 
 @contextlib.asynccontextmanager
@@ -44,10 +44,10 @@ async def through_us(
 
 def bodies() -> list[dict[str, Any]]:
     """Returns requests with different sampling parameters, each with its own seed."""
-    lines = HELD_OUT.read_text().splitlines()
+    chosen = texts(16)
     return [
         {
-            "text": json.loads(lines[i % 16])["prompt"],
+            "text": chosen[i % 16],
             "sampling_params": {**params, "sampling_seed": 1000 + i},
             "return_logprob": True,
         }
