@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 
+from tests.support.processes import child
+
 from .plan import Fault
 from .proxy import Proxy
-from .waits import Missed, stopped, until
-from .wires import child, family
+from .waits import Missed, kill, stopped, until
 
 DELAY_S = 0.3  # per piece of data on a slow wire
 # What a proxy counts while the fault lasts; without it the fault has disturbed nothing.
@@ -17,8 +18,7 @@ async def kill_process(fault: Fault) -> str:
     """Kills a store node, the master or the hub, and waits until it is restarted."""
     word = _word(fault.target)
     before = child(word)
-    for process in family(before.pid):
-        process.kill()
+    kill(before)
     again: list[int] = []
 
     def restarted() -> bool:

@@ -13,12 +13,13 @@ from seer_sgl import Rollout
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine_types import ServerPhase
 from seer_sgl.types import Chunk
+from tests.support.processes import child
 
 from .ledger import Disturbance, Ledger
 from .outside import disturb, kill_process, stop_process
 from .plan import Fault
-from .waits import Missed, stopped, until
-from .wires import Wires, child, family
+from .waits import Missed, kill, stopped, until
+from .wires import Wires
 
 LONG_PROMPT = 6000  # tokens
 PREFILL_TOKENS = 512  # of one part of a long prefill
@@ -199,9 +200,7 @@ class Strikes:
         now = asyncio.get_running_loop().time()
         in_flight = len(self._ledger.on(engine_id))
         self.disturbances.append(Disturbance(engine_id=engine_id, began=now))
-        for process in family(self._wires.servers[engine_id].pid):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        kill(psutil.Process(self._wires.servers[engine_id].pid))
         return in_flight
 
     async def _back(self, engine_id: str) -> str:

@@ -7,11 +7,10 @@ from typing import Any
 import msgspec
 
 from seer_sgl.types import Sample
+from tests.e2e.compare import difference
 
 from .ledger import Key, unexplained
 from .rolling import CHUNK_TOKENS, Chaotic, Rolled
-
-LOGPROB_TOLERANCE = 1e-4
 
 
 class Verdict(msgspec.Struct):
@@ -71,27 +70,18 @@ def differences(calm: dict[Key, Sample], rolled: Rolled) -> list[str]:
     lines += [f"sample {key} is too many" for key in rolled.samples.keys() - calm.keys()]
     lines += [f"sample {key} came twice" for key in rolled.doubled]
     for key in calm.keys() & rolled.samples.keys():
-        difference = differs(calm[key], rolled.samples[key])
-        if difference is not None:
-            lines.append(f"sample {key}: {difference}")
+        how = differs(calm[key], rolled.samples[key])
+        if how is not None:
+            lines.append(f"sample {key}: {how}")
     return sorted(lines)
 
 
 def differs(whole: Sample, sample: Sample) -> str | None:
     """Returns how a sample differs from the fault-free run's; None if it does not."""
-    if list(whole.response_ids) != list(sample.response_ids):
-        pairs = zip(whole.response_ids, sample.response_ids, strict=False)
-        same = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
-        return f"other tokens from {same} on, chunks on {list(sample.engines)}"
-    if (whole.finish_reason, whole.text) != (sample.finish_reason, sample.text):
-        return f"it ended by {sample.finish_reason}, not {whole.finish_reason}"
-    if sample.weight_version != whole.weight_version:
+    found = difference(whole, sample)
+    if found is None and sample.weight_version != whole.weight_version:
         return f"it is from the weights {sample.weight_version}, not {whole.weight_version}"
-    logprobs = list(sample.rollout_log_probs)
-    if len(logprobs) != len(whole.rollout_log_probs):
-        return f"{len(logprobs)} log probabilities"
-    worst = max(abs(a - b) for a, b in zip(logprobs, whole.rollout_log_probs, strict=True))
-    return None if worst < LOGPROB_TOLERANCE else f"log probabilities differ by {worst:g}"
+    return found
 
 
 def by_kind(chaotic: Sequence[Chaotic]) -> list[str]:

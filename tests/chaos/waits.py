@@ -1,15 +1,14 @@
-"""Waits for conditions, and stops processes for a while."""
+"""Waits for conditions, and stops and kills processes."""
 
-import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
 
 import psutil
 
-from .wires import family
+from tests.listening import family
+from tests.support import waiting
 
-POLL_S = 0.01
 PATIENCE_S = 240.0  # two starts of an engine on a busy machine
 
 
@@ -20,7 +19,7 @@ class Missed(Exception):
 @contextlib.contextmanager
 def stopped(process: psutil.Process) -> Iterator[None]:
     """Stops a process and all below it for the block. Raises Missed if they do not stand still."""
-    members = family(process.pid)
+    members = family(process)[::-1]  # the lowest first
     try:
         for member in members:
             member.send_signal(signal.SIGSTOP)
@@ -33,11 +32,16 @@ def stopped(process: psutil.Process) -> Iterator[None]:
                 member.send_signal(signal.SIGCONT)
 
 
+def kill(process: psutil.Process) -> None:
+    """Kills a process and all below it, the lowest first."""
+    for member in family(process)[::-1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+
+
 async def until(done: Callable[[], object], otherwise: str) -> None:
     """Waits until `done`. Raises Missed."""
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not done():  # noqa: ASYNC110 (some conditions have no event)
-                await asyncio.sleep(POLL_S)
+        await waiting.until(done, PATIENCE_S)
     except TimeoutError:
         raise Missed(otherwise) from None

@@ -7,7 +7,6 @@ from pathlib import Path
 from unittest.mock import patch
 from urllib.parse import urlsplit
 
-import psutil
 from typing_extensions import override
 
 from seer_sgl.config import Cores
@@ -17,7 +16,6 @@ from seer_sgl.engine.launch.local import LocalLauncher
 from seer_sgl.engine.launch.server import ServerPlan
 from seer_sgl.link.contract import HUB_URL, LINK_URL
 from seer_sgl.processes.child import OwnedProcess
-from tests.support.processes import command_of
 
 from .proxy import Proxy, proxy
 
@@ -87,17 +85,3 @@ async def wired() -> AsyncIterator[Wires]:
         launcher = functools.partial(ProxiedLauncher, wires)
         stack.enter_context(patch.object(local, "LocalLauncher", launcher))
         yield wires
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """Returns a process and all below it, the lowest first."""
-    root = psutil.Process(pid)
-    return [*reversed(root.children(recursive=True)), root]
-
-
-def child(word: str) -> psutil.Process:
-    """Returns the child of this process with that word in its command line."""
-    for process in psutil.Process().children():
-        if word in command_of(process):
-            return process
-    raise ProcessLookupError(word)

@@ -83,14 +83,21 @@ def by_key(samples: Sequence[Sample]) -> Samples:
 def assert_identical(whole: Samples, parts: Samples) -> None:
     """Asserts equal tokens, ends and texts, and logprobs within the tolerance."""
     assert whole.keys() == parts.keys()
-    worst = 0.0
-    for key, undivided in whole.items():
-        divided = parts[key]
-        assert list(divided.response_ids) == list(undivided.response_ids), key
-        assert divided.finish_reason == undivided.finish_reason
-        assert divided.matched == undivided.matched
-        assert divided.text == undivided.text
-        assert len(divided.rollout_log_probs) == divided.response_length
-        pairs = zip(divided.rollout_log_probs, undivided.rollout_log_probs, strict=True)
-        worst = max(worst, *(abs(a - b) for a, b in pairs))
-    assert worst < LOGPROB_TOLERANCE, worst
+    found = {key: difference(whole[key], parts[key]) for key in whole}
+    assert not any(found.values()), found
+
+
+def difference(whole: Sample, sample: Sample) -> str | None:
+    """Returns how a sample differs from the other one; None if it does not."""
+    if list(whole.response_ids) != list(sample.response_ids):
+        pairs = zip(whole.response_ids, sample.response_ids, strict=False)
+        same = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
+        return f"other tokens from {same} on, chunks on {list(sample.engines)}"
+    expected, ended = ((s.finish_reason, s.matched, s.text) for s in (whole, sample))
+    if ended != expected:
+        return f"it ended by {ended}, not {expected}"
+    logprobs, others = sample.rollout_log_probs, whole.rollout_log_probs
+    if not len(logprobs) == len(others) == sample.response_length:
+        return f"{len(logprobs)} log probabilities"
+    worst = max((abs(a - b) for a, b in zip(logprobs, others, strict=True)), default=0.0)
+    return None if worst < LOGPROB_TOLERANCE else f"log probabilities differ by {worst:g}"

@@ -2,18 +2,15 @@
 
 import json
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from seer_sgl.processes.child import PARENT_PID
 from seer_sgl.rollout.samples import encode_sample
 from tests.e2e.compare import LOGPROB_TOLERANCE, Samples
 
 WAIT_S = 400.0
+END_S = 120.0  # of a driver's servers: one watches its parent only after the import of torch
 Driver = subprocess.Popen[str]
 Start = Callable[..., Driver]
 Lines = Sequence[dict[str, Any]]  # of samples.jsonl
@@ -47,23 +44,3 @@ def assert_same_samples(calm: Lines, found: Lines) -> None:
             assert other[name] == sample[name]
         pairs = zip(other["rollout_log_probs"], sample["rollout_log_probs"], strict=True)
         assert max(abs(a - b) for a, b in pairs) < LOGPROB_TOLERANCE
-
-
-def servers_of(driver: int) -> list[psutil.Process]:
-    """Returns the server processes of a driver, by the PARENT_PID in their environment."""
-    servers = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(PARENT_PID) == str(driver):
-                servers.append(process)
-        except psutil.Error:
-            continue
-    return servers
-
-
-def assert_nothing_left(driver: int) -> None:
-    """Waits until all servers of a driver have ended."""
-    deadline = time.monotonic() + 120  # a server watches its parent only after the import of torch
-    while (left := servers_of(driver)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not left

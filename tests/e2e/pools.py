@@ -13,7 +13,7 @@ from tests.e2e.conftest import MODEL
 from tests.e2e.rig import PAGE
 from tests.e2e.rig import SGLANG as RIG
 from tests.listening import family, listeners
-from tests.support.processes import command_of
+from tests.support.processes import child, command_of
 
 WARM_UP_OBJECTS = 2
 SGLANG: dict[str, FlagValue] = {**RIG, "max-total-tokens": 16384}
@@ -38,15 +38,11 @@ def pooled(backend: str, **keys: Any) -> dict[str, Any]:
 
 def objects_in_mooncake() -> int:
     """Returns the number of objects in the pool whose master this process has started."""
-    for process in psutil.Process().children():
-        line = command_of(process)
-        if "seer_sgl.kvpool.node" in line and "master" in line:
-            port = json.loads(line[-1])["metrics_port"]
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics/summary") as reply:
-                keys = re.search(r"Keys: (\d+)", reply.read().decode())
-            assert keys is not None
-            return int(keys[1])
-    raise AssertionError("no master")
+    port = json.loads(command_of(child("master"))[-1])["metrics_port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics/summary") as reply:
+        keys = re.search(r"Keys: (\d+)", reply.read().decode())
+    assert keys is not None
+    return int(keys[1])
 
 
 def assert_on_loopback(at_least: int) -> None:

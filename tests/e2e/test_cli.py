@@ -12,15 +12,8 @@ import pytest
 
 from seer_sgl.processes import shared_memory
 from tests.e2e.conftest import MODEL, ROOT, SEER_SGL
-from tests.e2e.drivers import (
-    WAIT_S,
-    Driver,
-    Start,
-    assert_nothing_left,
-    finish,
-    samples_in,
-    servers_of,
-)
+from tests.e2e.drivers import END_S, WAIT_S, Driver, Start, finish, samples_in
+from tests.support.processes import assert_nothing_left, owned_by
 
 SMALL = [
     *("--config", "configs/cpu.yaml", "--set", "engines.count=1"),
@@ -44,12 +37,12 @@ def test_a_killed_engine_costs_no_sample_and_a_killed_driver_leaves_no_engine(
     out = tmp_path / "out"
     driver = start(*SMALL, "--out", str(out))
     wait_for_samples(driver, out, 3)
-    (main,) = [p for p in servers_of(driver.pid) if p.ppid() == driver.pid]
-    shared = shared_memory.mapped_by(servers_of(driver.pid))
+    (main,) = [p for p in owned_by(driver.pid) if p.ppid() == driver.pid]
+    shared = shared_memory.mapped_by(owned_by(driver.pid))
     assert shared, "SGLang's own segment"
     os.killpg(main.pid, signal.SIGKILL)
     finish(driver)
-    assert_nothing_left(driver.pid)
+    assert_nothing_left(driver.pid, END_S)
     assert not [name for name in shared if name.exists()]
     samples = samples_in(out)
     assert len({(s["group_id"], s["index"]) for s in samples}) == len(samples) == 16
@@ -58,12 +51,12 @@ def test_a_killed_engine_costs_no_sample_and_a_killed_driver_leaves_no_engine(
 
     driver = start(*SMALL, "--out", str(tmp_path / "again"))
     deadline = time.monotonic() + WAIT_S
-    while not servers_of(driver.pid):
+    while not owned_by(driver.pid):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     driver.kill()
     driver.communicate()
-    assert_nothing_left(driver.pid)
+    assert_nothing_left(driver.pid, END_S)
 
 
 @pytest.mark.process

@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from typing_extensions import override
 
@@ -27,7 +26,7 @@ from tests.e2e.moe import moe_model
 from tests.e2e.pools import SGLANG, pooled
 from tests.e2e.weights import other_weights
 from tests.helpers import Returns
-from tests.support.processes import command_of
+from tests.support.processes import child
 from tests.support.timing import PATIENT
 from tests.support.waiting import until
 
@@ -195,11 +194,7 @@ async def test_a_rank_that_is_killed_takes_its_server_out_and_no_sample_is_lost(
         seen = Chunks()
         rolling = asyncio.create_task(rolled(rollout, PROMPTS, [seen]))
         await until(lambda: seen.on.total() >= 40)
-        (server,) = [
-            child
-            for child in psutil.Process().children()
-            if "seer_sgl.plugin.server" in command_of(child)
-        ]
+        server = child("seer_sgl.plugin.server")
         schedulers = [
             each for each in server.children(recursive=True) if "scheduler" in each.cmdline()[0]
         ]

@@ -2,19 +2,42 @@
 its engine and its part of the KV pool, and another node joins."""
 
 import asyncio
+import itertools
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
-from tests.e2e.compare import assert_identical
+from seer_sgl.driver.groups import GroupMaker
+from seer_sgl.report.recorder import Recorder
+from seer_sgl.report.report import report
+from seer_sgl.types import Prompt
+from tests.e2e.compare import Samples, assert_identical, collected
 from tests.e2e.conftest import HELD_OUT
 from tests.e2e.pools import SGLANG, local, pooled
-from tests.e2e.strikes import roll, until
 from tests.engine.ray_cluster import cluster_of
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long, pytest.mark.timeout(1800)]
+
+WAIT_S = 300.0  # a start on a busy machine takes minutes
+MOST_TOKENS = 600  # of a response
+runs = itertools.count()
+
+
+async def roll(rollout: Rollout, prompts: list[Prompt]) -> tuple[Samples, dict[str, Any]]:
+    """Returns the samples, which have the same seeds in every run, and the report."""
+    name, began = f"run{next(runs)}", time.monotonic()
+    maker, sampling = GroupMaker(name, 7), rollout.config.sampling
+    groups = [maker.group(prompt, sampling, MOST_TOKENS, began) for prompt in prompts]
+    record = Recorder(name, 7, rollout.engines, groups, began)
+    run = rollout.driver.submit(groups, [record], rollout_id=name, started_at=began)
+    samples = await collected(run)
+    assert all(group.failure is None for group in groups)
+    return samples, report(record)
 
 
 async def test_a_node_that_is_lost_in_a_rollout_and_one_that_joins_change_no_sample(
@@ -45,14 +68,16 @@ async def test_a_node_that_is_lost_in_a_rollout_and_one_that_joins_change_no_sam
             assert found["cached_tokens"]["storage"] > 0, "KV moves between the nodes"
 
             running = asyncio.create_task(roll(rollout, prompts))
-            await until(lambda: all(driver.in_flight(e.info.engine_id) > 1 for e in engines))
+            await until(
+                lambda: all(driver.in_flight(e.info.engine_id) > 1 for e in engines), WAIT_S
+            )
             await asyncio.to_thread(nodes.kill, 1)
             samples, found = await running
             assert_identical(calm, samples)
             assert sum(engine["lost_chunks"] > 0 for engine in found["engines"]) == 1
             (lost,) = (i for i, each in enumerate(found["engines"]) if each["lost_chunks"])
             name = engines[lost].info.engine_id
-            await until(lambda: engines[lost].server.starts == 1)
+            await until(lambda: engines[lost].server.starts == 1, WAIT_S)
             assert not driver.available(name)
 
             joining = asyncio.create_task(asyncio.to_thread(nodes.add))

@@ -12,8 +12,9 @@ from seer_sgl.rollout.samples import SampleWriter
 from tests.docs.printed import not_printed
 from tests.e2e.compare import accepted_drafts
 from tests.e2e.conftest import HELD_OUT, starting
-from tests.e2e.drivers import assert_nothing_left, assert_same_samples, finish, samples_in
+from tests.e2e.drivers import END_S, assert_same_samples, finish, samples_in
 from tests.e2e.pools import assert_on_loopback, assert_private
+from tests.support.processes import assert_nothing_left
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.smoke]
 
@@ -45,7 +46,7 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
             *("--set", "engines.count=1", *options),
         )
         output = finish(driver)
-    assert_nothing_left(driver.pid)
+    assert_nothing_left(driver.pid, END_S)
     return out, output
 
 

@@ -24,8 +24,8 @@ from seer_sgl.link.server import LinkServer
 from seer_sgl.processes.child import free_port
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang, serving
-from tests.support.launched import owned
 from tests.support.links import engine
+from tests.support.processes import owned
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fake_servers", "nothing_left")]

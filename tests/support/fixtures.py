@@ -1,12 +1,12 @@
 """Fixtures that tests of several folders name."""
 
-import time
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from seer_sgl.engine.launch import process
-from tests.support.launched import owned
+from tests.support.processes import assert_nothing_left
 from tests.support.waiting import DEADLINE_S
 
 
@@ -20,7 +20,4 @@ def fake_servers(monkeypatch: pytest.MonkeyPatch) -> None:
 def nothing_left() -> Iterator[None]:
     """Fails a test that leaves a process."""
     yield
-    deadline = time.monotonic() + DEADLINE_S
-    while owned() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not owned()
+    assert_nothing_left(os.getpid(), DEADLINE_S)

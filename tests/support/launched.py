@@ -7,12 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from seer_sgl import Rollout
 from seer_sgl.config import parse
 from seer_sgl.engine.fleet import open_fleet
-from seer_sgl.processes.child import PARENT_PID
 from seer_sgl.timing import Timing
 from seer_sgl.types import Group
 from tests.fake_sglang import response_of
@@ -86,15 +83,3 @@ def check(groups: list[Group]) -> None:
 
 async def all_groups(rollout: Rollout) -> list[Group]:
     return [group async for group in rollout.run(PROMPTS)]
-
-
-def owned() -> list[int]:
-    """Returns the processes with our environment mark, children included."""
-    found = []
-    for candidate in psutil.process_iter():
-        try:
-            if candidate.environ().get(PARENT_PID) == str(os.getpid()):
-                found.append(candidate.pid)
-        except psutil.Error:
-            continue
-    return found
