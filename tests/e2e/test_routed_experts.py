@@ -2,8 +2,7 @@
 drafted, preempted or updated have the rows of undivided ones."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,11 @@ import pytest
 
 from bench.elsewhere import AlwaysElsewhere
 from bench.engine_plugin import environment
-from seer_sgl import Rollout, WeightUpdate
-from seer_sgl.config import parse
-from seer_sgl.driver.observer import Observer
-from seer_sgl.engine.fleet import Fleet, open_fleet
+from seer_sgl import WeightUpdate
 from seer_sgl.rollout.samples import encode_sample
 from seer_sgl.types import ChunkResult, Sample
 from tests.e2e.calls import post
-from tests.e2e.compare import Samples, accepted_drafts, by_key
+from tests.e2e.compare import Samples, accepted_drafts, collected
 from tests.e2e.moe import (
     SGLANG,
     STOCK,
@@ -31,14 +27,13 @@ from tests.e2e.moe import (
 )
 from tests.e2e.pools import pooled
 from tests.e2e.rig import PAGE
+from tests.e2e.two_engines import SIBLINGS, TwoEngines, two_engines
 from tests.helpers import Returns
-from tests.support.timing import PATIENT
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 
 LENGTH, CHUNK = 160, 24
-SIBLINGS = 4
 FEW, MANY = moe_prompts(4), moe_prompts(16)
 TIES = 2  # of some 600 places of a sample
 NO_POOL = {"backend": "none"}
@@ -56,61 +51,7 @@ class After(Returns):
         self.chunks += result.reply is not None
 
 
-class Engines:
-    """Two running engines, on which rollouts of the same prompts follow each other."""
-
-    def __init__(self, config: dict[str, Any], fleet: Fleet, prompts: list[dict[str, Any]]) -> None:
-        self._config = config
-        self._fleet = fleet
-        self.prompts = prompts
-        self.samples = SIBLINGS * len(prompts)
-
-    @property
-    def urls(self) -> list[str]:
-        return [engine.info.url for engine in self._fleet.engines]
-
-    @contextlib.asynccontextmanager
-    async def opened(
-        self, placement: AlwaysElsewhere | None = None, history: Path | None = None, **more: Any
-    ) -> AsyncIterator[Rollout]:
-        """Opens a rollout; the engines' own caches begin empty. `more`: of `scheduling`."""
-        for engine in self._fleet.engines:
-            await engine.flush()
-        config = {**self._config, "scheduling": {"chunk_tokens": CHUNK, **more}}
-        if history is not None:
-            config["draft"] = {**config["draft"], "history": str(history)}
-        async with Rollout(
-            config, fleet=self._fleet, placement=placement, timing=PATIENT
-        ) as rollout:
-            yield rollout
-
-    async def roll(
-        self, placement: AlwaysElsewhere | None = None, history: Path | None = None, **more: Any
-    ) -> tuple[Samples, Any]:
-        """Returns the samples and the report."""
-        async with self.opened(placement, history, **more) as rollout:
-            return await self.rolled(rollout), rollout.report()
-
-    async def rolled(self, rollout: Rollout, observers: Sequence[Observer] = ()) -> Samples:
-        """Returns the samples of a rollout that is open."""
-        groups = [group async for group in rollout.run(self.prompts, observers)]
-        return by_key([sample for group in groups for sample in group.samples])
-
-    async def roll_preempted(self, history: Path | None) -> tuple[Samples, Any]:
-        """Rolls out; the engines preempt all their requests again and again."""
-        async with self.opened(None, history) as rollout:
-            seen = After()
-            rolling = asyncio.create_task(self.rolled(rollout, [seen]))
-            for chunks in range(4, 60, 6):
-                await until(lambda: rolling.done() or seen.chunks >= chunks)  # noqa: B023
-                for url in self.urls:
-                    await asyncio.to_thread(post, f"{url}/pause_generation", mode="retract")
-                    await asyncio.to_thread(post, f"{url}/continue_generation", rid="")
-            return await rolling, rollout.report()
-
-
-@contextlib.asynccontextmanager
-async def engines(
+def engines(
     folder: Path,
     patch: pytest.MonkeyPatch,
     pool: dict[str, Any],
@@ -118,22 +59,33 @@ async def engines(
     *,
     entry: str = "leave_to_sglang",
     tokens: int = 8192,
-    prompts: list[dict[str, Any]] = MANY,
-) -> AsyncIterator[Engines]:
+) -> AbstractAsyncContextManager[TwoEngines]:
     """Starts two engines with a plugin of tests/e2e/moe.py. `tokens`: KV tokens of each."""
     for name, value in environment(folder / "plugin", "moe", f"tests.e2e.moe:{entry}").items():
         patch.setenv(name, value)
-    sampling = {"max_response_len": LENGTH, "ignore_eos": True, "return_routed_experts": True}
-    config = {
-        "model": {"path": str(moe_model(folder))},
-        "engines": {"count": 2, "cores": "auto", "sglang": {**SGLANG, "max-total-tokens": tokens}},
-        "kv_pool": pool,
-        "draft": draft,
-        "sampling": sampling,
-        "rollout": {"seed": 11, "n_samples_per_prompt": SIBLINGS},
-    }
-    async with open_fleet(parse(config).fleet, folder / "logs", PATIENT) as fleet:
-        yield Engines(config, fleet, prompts)
+    return two_engines(
+        folder,
+        moe_model(folder),
+        {**SGLANG, "max-total-tokens": tokens},
+        kv_pool=pool,
+        draft=draft,
+        scheduling={"chunk_tokens": CHUNK},
+        sampling={"max_response_len": LENGTH, "ignore_eos": True, "return_routed_experts": True},
+    )
+
+
+async def roll_preempted(
+    it: TwoEngines, prompts: list[dict[str, Any]], history: Path | None
+) -> tuple[Samples, Any]:
+    """Rolls out; the engines preempt all their requests again and again."""
+    seen = After()
+    rolling = asyncio.create_task(it.roll(prompts, None, [seen], history=history))
+    for chunks in range(4, 60, 6):
+        await until(lambda: rolling.done() or seen.chunks >= chunks)  # noqa: B023
+        for url in it.urls:
+            await asyncio.to_thread(post, f"{url}/pause_generation", mode="retract")
+            await asyncio.to_thread(post, f"{url}/continue_generation", rid="")
+    return await rolling
 
 
 def assert_same_tokens(whole: Samples, parts: Samples) -> None:
@@ -226,19 +178,19 @@ async def test_moved_drafted_and_preempted_requests_have_the_rows_of_undivided_o
     stored = tmp_path / "pool"
     stored.mkdir()
     pool = pooled("file", directory=str(stored))
-    async with engines(tmp_path, monkeypatch, pool, TREES, tokens=1536, prompts=FEW) as it:
-        whole, plain = await it.roll(divide=False)
-        assert plain["chunks"] == plain["samples"] == it.samples
+    async with engines(tmp_path, monkeypatch, pool, TREES, tokens=1536) as it:
+        whole, plain = await it.roll(FEW, divide=False)
+        assert plain["chunks"] == plain["samples"] == SIBLINGS * len(FEW)
         assert_computed_at_once(whole, it.urls[0])
         history = history_of(whole, tmp_path / "history.jsonl")
 
-        parts, moved = await it.roll(AlwaysElsewhere(fetch=True), history)
+        parts, moved = await it.roll(FEW, AlwaysElsewhere(fetch=True), history=history)
         assert not differing(whole, parts)
         assert moved["fetches"] > 20
         assert moved["cached_tokens"]["storage"] > 0
         assert accepted_drafts(moved) > 200
 
-        parts, preempted = await it.roll_preempted(history)
+        parts, preempted = await roll_preempted(it, FEW, history)
         assert not differing(whole, parts)
         assert preempted["retractions"] > 10
 
@@ -252,19 +204,19 @@ async def test_every_way_to_move_and_to_draft_leaves_the_rows(
 ) -> None:
     pool = NO_POOL if backend == "none" else pooled(backend)
     async with engines(tmp_path, monkeypatch, pool, draft, tokens=1536) as it:
-        whole, _ = await it.roll(divide=False)
+        whole, _ = await it.roll(MANY, divide=False)
         assert_computed_at_once(whole, it.urls[0])
         history = None if draft is NO_DRAFTS else history_of(whole, tmp_path / "history.jsonl")
         for placement in (None, AlwaysElsewhere(fetch=backend != "none")):
-            parts, report = await it.roll(placement, history)
-            assert len(whole) == it.samples and not differing(whole, parts)
+            parts, report = await it.roll(MANY, placement, history=history)
+            assert len(whole) == SIBLINGS * len(MANY) and not differing(whole, parts)
             ties = sum(
                 int((rows_of(whole[k]) != rows_of(parts[k])).any(axis=2).sum()) for k in whole
             )
             print(backend, draft, ties, report["cached_tokens"], report["migrations"])
             assert draft is NO_DRAFTS or accepted_drafts(report) > 200
         assert report["migrations"] > 20
-        parts, report = await it.roll_preempted(history)
+        parts, report = await roll_preempted(it, MANY, history)
         assert not differing(whole, parts)
         assert report["retractions"] > 10
 
@@ -273,9 +225,9 @@ async def test_rows_that_do_not_move_with_the_kv_of_a_tree_are_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with engines(tmp_path, monkeypatch, NO_POOL, TREES, entry="leave_rows_of_trees") as it:
-        whole, _ = await it.roll(divide=False)
+        whole, _ = await it.roll(MANY, divide=False)
         history = history_of(whole, tmp_path / "history.jsonl")
-        parts, _ = await it.roll(None, history)
+        parts, _ = await it.roll(MANY, history=history)
         whole_again = {key: prefilled(it.urls[0], sample) for key, sample in parts.items()}
     assert_same_tokens(whole, parts)
     assert not all(np.array_equal(rows_of(parts[key]), rows) for key, rows in whole_again.items())
@@ -308,8 +260,8 @@ async def test_a_weight_update_leaves_the_rows_of_the_tokens_before_it(
                 await until(lambda: seen.chunks >= 40)
                 await rollout.backend.update_weights(update)
 
-            samples, _ = await asyncio.gather(it.rolled(rollout, [seen]), renew())
-        assert len(samples) == it.samples
+            samples, _ = await asyncio.gather(collected(rollout.run(MANY, [seen])), renew())
+        assert len(samples) == SIBLINGS * len(MANY)
         rows: dict[tuple[str, int], dict[str, Any]] = {key: {} for key in samples}
         for version, folder in (("new", other), ("default", str(tmp_path / "qwen3-moe"))):
             for url in it.urls:
