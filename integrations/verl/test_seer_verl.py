@@ -25,9 +25,10 @@ from verl.utils.import_utils import load_class_from_fqn
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
+from seer_sgl.engine.launch.process import server_flags
 from seer_sgl.processes.child import free_port
 from tests.e2e.calls import post
-from tests.e2e.conftest import ROOT, servers, two_cores, two_urls
+from tests.e2e.conftest import ROOT, SGLANG, servers, two_cores, two_urls
 from tests.e2e.moe import LAYERS, TOP_K, moe_model
 from tests.e2e.weights import add_weights
 from tests.tokenizers.families import FAMILIES
@@ -35,8 +36,7 @@ from tests.tokenizers.families import FAMILIES
 HERE = Path(__file__).parent
 PROMPTS = ["The quick brown", "def main(", "12345, 6", "a b c"]
 SIBLINGS, LIMIT, CHUNK = 3, 64, 16
-FLAGS = ["--dtype", "float32", "--max-total-tokens", "8192", "--max-running-requests", "24"]
-FLAGS += ["--enable-deterministic-inference", "--skip-server-warmup"]
+FLAGS = server_flags({**SGLANG, "max-total-tokens": 8192, "max-running-requests": 24})
 ROLLOUT = {
     "name": "sglang",
     "prompt_length": 10,

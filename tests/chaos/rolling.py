@@ -19,7 +19,7 @@ from seer_sgl.driver.run import Run
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
 from seer_sgl.types import Group, Prompt, Sample, Sampling
-from tests.e2e.conftest import HELD_OUT, MODEL
+from tests.e2e.conftest import HELD_OUT, MODEL, SGLANG
 from tests.e2e.weights import other_weights
 
 from .conductor import Happened, Tell, conducted
@@ -48,12 +48,10 @@ def config() -> dict[str, Any]:
             "stall_timeout_s": STALL_TIMEOUT_S,
             "recovery_timeout_s": 300.0,
             "sglang": {
-                "dtype": "float32",
+                **SGLANG,
                 "max-total-tokens": 16384,
                 "max-running-requests": 16,
                 "chunked-prefill-size": PREFILL_TOKENS,
-                "enable-deterministic-inference": True,
-                "skip-server-warmup": True,
             },
         },
         "kv_pool": {"backend": "mooncake", "page_size": 16, "memory": "256mb"},

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from seer_sgl.config import FlagValue
+from seer_sgl.engine.launch.process import server_flags
 from seer_sgl.link.hubserver import READY
 from seer_sgl.processes import shared_memory
 from seer_sgl.processes.child import free_port
@@ -33,18 +35,14 @@ SEER_SGL = [sys.executable, "-m", "seer_sgl"]
 # A program that a script starts in the background inherits an ignored SIGINT; ours must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SERVER_FLAGS = [
-    "--model-path",
-    str(MODEL),
-    "--dtype",
-    "float32",
-    "--max-total-tokens",
-    str(KV_TOKENS),
-    "--max-running-requests",
-    "48",
-    "--enable-deterministic-inference",
-    "--skip-server-warmup",
-]
+SGLANG: dict[str, FlagValue] = {
+    "dtype": "float32",
+    "max-total-tokens": KV_TOKENS,
+    "max-running-requests": 48,
+    "enable-deterministic-inference": True,
+    "skip-server-warmup": True,
+}
+SERVER_FLAGS = server_flags({"model-path": str(MODEL), **SGLANG})
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from seer_sgl.config import FlagValue
 from seer_sgl.types import Sample
 from tests.e2e.calls import post
+from tests.e2e.conftest import SGLANG as RIG
 from tests.e2e.weights import add_weights, scale
 from tests.tokenizers.families import Family
 from tests.tokenizers.writers import write_qwen3
@@ -35,11 +36,9 @@ FAMILY = Family(
     },
 )
 SGLANG: dict[str, FlagValue] = {
-    "dtype": "float32",
+    **RIG,
     "max-total-tokens": 8192,
     "max-running-requests": 24,
-    "enable-deterministic-inference": True,
-    "skip-server-warmup": True,
     "enable-return-routed-experts": True,
 }
 Rows = NDArray[Any]

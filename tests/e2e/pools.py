@@ -10,8 +10,8 @@ import psutil
 
 from seer_sgl.config import FlagValue
 from tests.e2e.conftest import MODEL
+from tests.e2e.conftest import SGLANG as RIG
 from tests.e2e.rig import PAGE
-from tests.e2e.rig import SGLANG as RIG
 from tests.listening import family, listeners
 from tests.support.processes import child, command_of
 

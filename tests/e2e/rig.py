@@ -24,9 +24,9 @@ from tests.e2e.calls import post
 from tests.e2e.compare import Samples, collected
 from tests.e2e.conftest import (
     HELD_OUT,
-    KV_TOKENS,
     MODEL,
     SERVER_FLAGS,
+    SGLANG,
     draft_hub,
     external,
     servers,
@@ -38,13 +38,7 @@ TOKEN = "a secret of the rig"
 PAGE = 16
 WEIGHTS = "default"  # the version of the weights that engines start with
 WHOLE = {"max_response_len": 600}  # the sampling of the responses that most tests compare with
-SGLANG: dict[str, FlagValue] = {
-    "dtype": "float32",
-    "max-total-tokens": KV_TOKENS,
-    "max-running-requests": 48,
-    "enable-deterministic-inference": True,
-    "skip-server-warmup": True,
-}
+
 # The flags of each drafting engine alone, by the paths of its drafts.
 OWN: dict[int, dict[str, FlagValue]] = {
     1: {},

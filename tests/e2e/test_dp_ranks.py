@@ -21,9 +21,9 @@ from tests.e2e.compare import (
     roll,
     rolled,
 )
-from tests.e2e.conftest import MODEL, two_ranks_on_cores
+from tests.e2e.conftest import two_ranks_on_cores
 from tests.e2e.moe import moe_model
-from tests.e2e.pools import SGLANG, pooled
+from tests.e2e.pools import SGLANG, local, pooled
 from tests.e2e.weights import other_weights
 from tests.helpers import Returns
 from tests.support.processes import child
@@ -59,18 +59,13 @@ class Chunks(Returns):
 
 def config(**sections: Any) -> dict[str, Any]:
     """Returns a config with one server of one rank."""
-    return {
-        "model": {"path": str(MODEL)},
-        "engines": {
-            "count": 1,
-            "cores": "auto",
-            "sglang": {**SGLANG, **sections.pop("sglang", {})},
-        },
-        "scheduling": {"chunk_tokens": 64, **sections.pop("scheduling", {})},
-        "sampling": {"max_response_len": 400},
-        "rollout": {"seed": 11, "n_samples_per_prompt": 6},
-        **sections,
-    }
+    flags = {**SGLANG, **sections.pop("sglang", {})}
+    scheduling = {"chunk_tokens": 64, **sections.pop("scheduling", {})}
+    samples = {"seed": 11, "n_samples_per_prompt": 6}
+    given = {"sampling": {"max_response_len": 400}, "rollout": samples, **sections}
+    own = local(1, scheduling=scheduling, **given)
+    own["engines"]["sglang"] = flags
+    return own
 
 
 def two_ranks(**sections: Any) -> dict[str, Any]:

@@ -11,20 +11,14 @@ from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.config import FlagValue
 from tests.e2e.compare import Samples, accepted_drafts, assert_identical, roll, rolled
-from tests.e2e.conftest import MODEL
+from tests.e2e.conftest import MODEL, SGLANG
 from tests.emulation.generate import facts
 from tests.emulation.server import EXACT, FLAGS, STRIDE, Settings, environment
 from tests.support.timing import PATIENT
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 
-CPU: Mapping[str, FlagValue] = {
-    "dtype": "float32",
-    "max-total-tokens": 16384,
-    "max-running-requests": 32,
-    "skip-server-warmup": True,
-    **EXACT,
-}
+CPU: Mapping[str, FlagValue] = {**SGLANG, "max-total-tokens": 16384, "max-running-requests": 32}
 # The interpreter is slow: few short responses with Triton, and more on a CPU's attention.
 INTERPRETED, NATIVE = Settings(every_width=True), Settings(every_width=True, triton=False)
 PROMPTS = {True: 1, False: 8}

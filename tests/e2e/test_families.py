@@ -10,13 +10,14 @@ import pytest
 from seer_sgl import Rollout
 from seer_sgl.driver import load_tokenizer as loading
 from seer_sgl.driver.load_tokenizer import load_tokenizer
+from seer_sgl.engine.launch.process import server_flags
 from seer_sgl.errors import ConfigError
 from seer_sgl.link.contract import STOP_TOKENS
 from seer_sgl.processes.child import free_port
 from seer_sgl.types import Sample
 from tests.e2e.calls import post
 from tests.e2e.compare import Samples, assert_identical, collected
-from tests.e2e.conftest import servers
+from tests.e2e.conftest import SGLANG, external, servers
 from tests.e2e.weights import add_weights
 from tests.tokenizers.families import FAMILIES, Family
 
@@ -25,8 +26,7 @@ pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 PROMPTS = ["The quick brown", "def main(", "日本語の", " é 👍 x\n\n", "a  b\tc", "12345, 6"]
 LONGEST = 48  # tokens of a response
 CHUNK = 5
-FLAGS = ["--dtype", "float32", "--max-total-tokens", "4096", "--max-running-requests", "24"]
-FLAGS += ["--enable-deterministic-inference", "--skip-server-warmup"]
+FLAGS = server_flags({**SGLANG, "max-total-tokens": 4096, "max-running-requests": 24})
 # The reasoning model is a Qwen2. SGLang refuses gpt-oss with `torch_native`.
 ELSEWHERE = ("qwen2", "gpt-oss")
 NAMES = [family.name for family in FAMILIES if family.name not in ELSEWHERE]
@@ -37,13 +37,13 @@ async def roll_family(
     folder: Path, family: Family, url: str, sampling: dict[str, Any], **scheduling: Any
 ) -> Samples:
     """Returns the samples of PROMPTS on a server."""
-    config = {
-        "model": {"path": str(folder), "trust_remote_code": family.own_code},
-        "engines": {"launch": "external", "urls": [url]},
-        "scheduling": {"chunk_tokens": CHUNK, **scheduling},
-        "sampling": {"max_response_len": LONGEST, **sampling},
-        "rollout": {"seed": 7, "n_samples_per_prompt": 4},
-    }
+    config = external(
+        [url],
+        scheduling={"chunk_tokens": CHUNK, **scheduling},
+        sampling={"max_response_len": LONGEST, **sampling},
+        rollout={"seed": 7, "n_samples_per_prompt": 4},
+    )
+    config["model"] = {"path": str(folder), "trust_remote_code": family.own_code}
     async with Rollout(config) as rollout:
         return await collected(rollout.run(PROMPTS))
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.compare import accepted_drafts, assert_identical, roll
-from tests.e2e.conftest import external
-from tests.e2e.rig import SGLANG, Rig
+from tests.e2e.conftest import SGLANG, external
+from tests.e2e.rig import Rig
 
 pytestmark = pytest.mark.shared_engines
 

@@ -13,7 +13,7 @@ from seer_sgl.draft.messages import hub_of
 from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes.child import free_port
 from tests.e2e.compare import Migrations, accepted_drafts, assert_identical, roll
-from tests.e2e.conftest import MODEL, draft_hub, each_rank_on_a_core, servers, two_urls
+from tests.e2e.conftest import draft_hub, each_rank_on_a_core, external, servers, two_urls
 from tests.e2e.pools import SGLANG, assert_on_loopback
 from tests.e2e.rig import PAGE
 from tests.support.timing import PATIENT
@@ -28,28 +28,13 @@ RANKS = each_rank_on_a_core()
 
 
 def fleet_of(urls: list[str], master: str) -> dict[str, Any]:
-    return {
-        "model": {"path": str(MODEL)},
-        "engines": {
-            "launch": "external",
-            "urls": urls,
-            "link": f"127.0.0.1:{free_port()}",
-            "sglang": {**SGLANG, "tp-size": 2},
-        },
-        "kv_pool": {
-            "backend": "mooncake",
-            "master": master,
-            "namespace": "this-test",
-            "page_size": PAGE,
-        },
-        "draft": {
-            "scope": "fleet",
-            "hub": ",".join(f"127.0.0.1:{free_port()}" for _ in range(HUBS)),
-        },
-        "scheduling": {"chunk_tokens": 128},
-        "sampling": {"max_response_len": 1000},
-        "rollout": {"seed": 11},
-    }
+    config = external(urls, scheduling={"chunk_tokens": 128}, sampling={"max_response_len": 1000})
+    sglang = {**SGLANG, "tp-size": 2}
+    config["engines"] |= {"link": f"127.0.0.1:{free_port()}", "sglang": sglang}
+    pool = {"backend": "mooncake", "master": master, "page_size": PAGE}
+    hubs = ",".join(f"127.0.0.1:{free_port()}" for _ in range(HUBS))
+    draft = {"scope": "fleet", "hub": hubs}
+    return config | {"kv_pool": {**pool, "namespace": "this-test"}, "draft": draft}
 
 
 async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere(

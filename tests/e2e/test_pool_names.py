@@ -13,8 +13,8 @@ import pytest
 from seer_sgl.config import FlagValue, KvPoolConfig
 from seer_sgl.engine.launch.process import server_flags
 from seer_sgl.kvpool.hicache import open_pool
-from tests.e2e.conftest import MODEL, servers, two_urls
-from tests.e2e.rig import PAGE, SGLANG, WEIGHTS, Rig
+from tests.e2e.conftest import MODEL, SGLANG, servers, two_urls
+from tests.e2e.rig import PAGE, WEIGHTS, Rig
 from tests.e2e.weights import other_weights
 
 pytestmark = pytest.mark.shared_engines

@@ -15,7 +15,7 @@ from seer_sgl import Rollout
 from seer_sgl.engine.launch.exact import ROOT_ONLY
 from seer_sgl.engine.launch.process import server_flags
 from tests.e2e.compare import assert_identical, roll
-from tests.e2e.conftest import MODEL, SERVER_FLAGS, servers, two_cores, two_urls
+from tests.e2e.conftest import SERVER_FLAGS, external, servers, two_cores, two_urls
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 
@@ -27,13 +27,14 @@ KINDS: list[dict[str, Any]] = [
 
 
 def config(urls: list[str], sampling: dict[str, Any], divide: bool) -> dict[str, Any]:
-    return {
-        "model": {"path": str(MODEL)},
-        "engines": {"launch": "external", "urls": urls, "exact": True},
-        "scheduling": {"chunk_tokens": 96, "divide": divide},
-        "sampling": {**sampling, "max_response_len": 256},
-        "rollout": {"seed": 5},
-    }
+    own = external(
+        urls,
+        scheduling={"chunk_tokens": 96, "divide": divide},
+        sampling={**sampling, "max_response_len": 256},
+        rollout={"seed": 5},
+    )
+    own["engines"]["exact"] = True
+    return own
 
 
 def test_engines_that_verify_the_root_alone_bring_the_samples_of_a_plain_engine(

@@ -11,17 +11,12 @@ from typing import Any
 import numpy as np
 
 from seer_sgl.config import FlagValue
+from tests.e2e.conftest import SGLANG as RIG
 from tests.e2e.weights import add_weights
 from tests.tokenizers.multimodal import MULTIMODAL
 
 FAMILY = next(family for family in MULTIMODAL if family.name == "qwen2-vl")
-SGLANG: dict[str, FlagValue] = {
-    "dtype": "float32",
-    "max-total-tokens": 8192,
-    "max-running-requests": 24,
-    "enable-deterministic-inference": True,
-    "skip-server-warmup": True,
-}
+SGLANG: dict[str, FlagValue] = {**RIG, "max-total-tokens": 8192, "max-running-requests": 24}
 # Names in `config.json` of the tokens that mark an image.
 MARKS = {
     "vision_start_token_id": "<|vision_start|>",
