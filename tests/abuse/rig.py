@@ -2,10 +2,6 @@
 
 import contextlib
 import os
-import subprocess
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +11,9 @@ import yaml
 
 from seer_sgl.processes.child import free_port
 from tests.e2e.conftest import ROOT, SEER_SGL, SERVER_FLAGS, servers, two_urls
-from tests.listening import family
+from tests.support.programs import running, wait_for
 
 CLIENT, ADMIN = "the-token-of-clients", "the-token-of-the-trainer"
-START_S = 300.0
-STOP_S = 60.0
 MAX_BODY = 8 << 20
 SEED = 7  # of the server's config and of the reference
 
@@ -49,42 +43,11 @@ def serving(folder: Path) -> Iterator[Serving]:
     file.write_text(yaml.safe_dump(config()))
     command = [*SEER_SGL, "serve", "--config", str(file), "--port", str(port)]
     tokens = {"SEER_SGL_SERVER_KEY": CLIENT, "SEER_SGL_ADMIN_KEY": ADMIN}
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            [*command, "--log-dir", str(folder / "logs")],
-            cwd=ROOT,
-            env=os.environ | tokens,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        ) as process,
-    ):
-        server = psutil.Process(process.pid)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _wait(url, process, log)
-            yield Serving(url, server, log)
-        finally:
-            everything = family(server) if process.poll() is None else []
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_S)
-            for each in everything:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    each.kill()
-
-
-def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with (
-            contextlib.suppress(urllib.error.URLError, OSError),
-            urllib.request.urlopen(f"{url}/ready", timeout=5),
-        ):
-            return
-        time.sleep(0.5)
-    raise SystemExit(f"the server did not start; its log: {log}\n{log.read_text()[-2000:]}")
+    command += ["--log-dir", str(folder / "logs")]
+    with running(command, log, os.environ | tokens) as process:
+        url = f"http://127.0.0.1:{port}"
+        wait_for(f"{url}/ready", process, log)
+        yield Serving(url, psutil.Process(process.pid), log)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from tests.server.helpers import Served
 Json = dict[str, Any]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 CLOSE = {"Connection": "close"}  # an engine closes an idle connection after five seconds
+TEXT = "<bos> 4 6 2 , 3 7 ?"
 MESSAGES: Any = [{"role": "user", "content": "gcd 4 6 2 , 3 7 ?"}]
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 

@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +18,7 @@ from seer_sgl.link.hubserver import READY
 from seer_sgl.processes import shared_memory
 from seer_sgl.processes.child import free_port
 from tests.listening import family
+from tests.support.programs import wait_for
 
 if TYPE_CHECKING:
     from tests.e2e.drivers import Driver, Start
@@ -29,7 +28,6 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "bench" / "reasoner" / "model"
 HELD_OUT = ROOT / "bench" / "reasoner" / "prompts" / "held_out.jsonl"
 KV_TOKENS = 10_240
-START_TIMEOUT_S = 300.0
 SEER_SGL = [sys.executable, "-m", "seer_sgl"]
 
 # A program that a script starts in the background inherits an ignored SIGINT; ours must not.
@@ -148,7 +146,8 @@ def servers(
                     start_new_session=True,
                 )
             processes.append(process)
-        wait_for(processes, urls, logs)
+        for i, (url, process) in enumerate(zip(urls, processes, strict=True)):
+            wait_for(f"{url}/server_info", process, logs / f"e{i}.log")
         if cores:
             for process, allowed in zip(processes, cores, strict=True):
                 bind(psutil.Process(process.pid), allowed)
@@ -185,24 +184,6 @@ def draft_hub(addresses: str) -> Iterator[None]:
             assert process.stdout is not None
             assert process.stdout.readline() == f"{READY} {address}\n".encode()
         yield
-
-
-def wait_for(processes: list[subprocess.Popen[bytes]], urls: Sequence[str], logs: Path) -> None:
-    """Waits until every server answers."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    for process, url in zip(processes, urls, strict=True):
-        while not _answers(url):
-            assert process.poll() is None, f"an engine ended; see {logs}"
-            assert time.monotonic() < deadline, f"an engine is not ready; see {logs}"
-            time.sleep(0.5)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/server_info", timeout=5) as reply:
-            return bool(reply.status == 200)
-    except OSError:
-        return False
 
 
 def external(urls: list[str], **sections: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,8 @@
 """Clients that nobody here wrote, unchanged, on `seer-sgl serve` with KV pool and drafts."""
 
-import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +12,13 @@ import pytest
 from seer_sgl.engine.launch.process import engine_environment
 from seer_sgl.processes.child import free_port
 from tests.e2e.calls import post
+from tests.e2e.chats import MESSAGES, TEXT
 from tests.e2e.conftest import MODEL, ROOT, SEER_SGL
+from tests.support.programs import running, wait_for
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 
-START_S, CLIENT_S = 300.0, 300.0
-TEXT = "<bos> 4 6 2 , 3 7 ?"
-MESSAGES: Any = [{"role": "user", "content": "gcd 4 6 2 , 3 7 ?"}]
+CLIENT_S = 300.0
 REQUESTS, RESPONSE = 12, 150
 ASK = {"model": "any", "seed": 3}
 
@@ -41,7 +36,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ):
         command += ["--set", setting]
     log = logs / "serve.log"
-    with running(command, log) as process:
+    with running(command, log, engine_environment(None)) as process:
         url = f"http://127.0.0.1:{port}"
         wait_for(f"{url}/health", process, log)
         yield url
@@ -75,7 +70,7 @@ def test_sglang_router_with_this_server_as_its_worker(url: str, tmp_path: Path) 
     command = [sys.executable, "-m", "bench.full.router_process"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", url]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)]
-    with running(command, log) as process:
+    with running(command, log, engine_environment(None)) as process:
         router = f"http://127.0.0.1:{port}"
         wait_for(f"{router}/workers", process, log, b'"is_healthy":true')
         for path, body in (
@@ -101,41 +96,6 @@ def run_client(module: str, *arguments: str, log: Path) -> str:
         )
     assert done.returncode == 0, log.read_text()[-2000:]
     return done.stdout.splitlines()[-1]
-
-
-@contextlib.contextmanager
-def running(command: list[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Runs a program, and stops it and what it started at the end."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=engine_environment(None),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def wait_for(url: str, process: "subprocess.Popen[bytes]", log: Path, text: bytes = b"") -> None:
-    """Waits until a URL answers 200 with a text."""
-    deadline = time.monotonic() + START_S
-    while True:
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as reply:
-            if text in reply.read():
-                return
-        assert process.poll() is None, log.read_text()[-2000:]
-        assert time.monotonic() < deadline, log.read_text()[-2000:]
-        time.sleep(0.5)
 
 
 def text_of(reply: Any) -> str:

@@ -6,12 +6,11 @@ import openai
 import pytest
 
 from seer_sgl.backend.replies import without_location
-from tests.e2e.chats import CHAT, COMPLETIONS, MESSAGES, TOOL, Json, both, both_streams
+from tests.e2e.chats import CHAT, COMPLETIONS, MESSAGES, TEXT, TOOL, Json, both, both_streams
 from tests.e2e.served import serving
 
 pytestmark = pytest.mark.shared_engines
 
-TEXT = "<bos> 4 6 2 , 3 7 ?"
 DIVIDED: list[tuple[str, Json]] = [
     (COMPLETIONS, {"prompt": TEXT, "n": 4, "logprobs": 0, "echo": True, "max_tokens": 200}),
     (COMPLETIONS, {"prompt": [TEXT, " 1 2"], "stop": [" so"], "temperature": 0.7, "top_p": 0.9}),
