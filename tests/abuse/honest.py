@@ -15,6 +15,7 @@ from seer_sgl import Rollout
 from tests.e2e.compare import collected
 from tests.e2e.conftest import external
 from tests.e2e.held_out import texts
+from tests.support.bodies import events_in
 
 from .rig import CLIENT, SEED
 
@@ -138,18 +139,12 @@ async def ask(clients: aiohttp.ClientSession, url: str, job: Job) -> Answer:
     assert reply.status == 200, f"{reply.status} {text[:300]}"
     if job.path == "/rollout":
         return _samples(text)
-    events = _events(text) if job.body.get("stream") else [json.loads(text)]
+    events = events_in(text) if job.body.get("stream") else [json.loads(text)]
     if job.path == "/generate":
         meta = events[-1]["meta_info"]
         content = [events[-1]["output_ids"], events[-1]["text"], meta["finish_reason"]]
         return Answer(content, meta["completion_tokens"])
     return _choices(events)
-
-
-def _events(text: str) -> list[Json]:
-    lines = [line for line in text.split("\n\n") if line]
-    assert lines[-1] == "data: [DONE]", f"a stream without an end: {text[-200:]}"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
 def _samples(text: str) -> Answer:

@@ -1,6 +1,5 @@
 """Replies of OpenAI's endpoints, of an engine and of a rollout server, made comparable."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +7,7 @@ import aiohttp
 import pytest
 
 from tests.server.helpers import Served
+from tests.support.bodies import events_in
 
 Json = dict[str, Any]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -43,9 +43,7 @@ async def events(session: aiohttp.ClientSession, url: str, body: Json) -> list[J
     """Returns the events of a stream."""
     async with session.post(url, json=body, headers=CLOSE) as reply:
         assert reply.status == 200, await reply.text()
-        lines = (await reply.text()).split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+        return events_in(await reply.text())
 
 
 def merged(stream: list[Json]) -> Json:

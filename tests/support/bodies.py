@@ -18,6 +18,11 @@ async def events(it: Served, path: str = "/generate", **fields: Any) -> list[dic
     async with it.session.post(f"{it.url}{path}", json={**fields, "stream": True}) as reply:
         assert reply.status == 200, await reply.text()
         assert reply.headers["Content-Type"].startswith("text/event-stream")
-        lines = (await reply.text()).split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
+        return events_in(await reply.text())
+
+
+def events_in(text: str) -> list[dict[str, Any]]:
+    """Returns the events of a stream that has ended."""
+    lines = text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""], f"a stream without an end: {text[-200:]}"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
