@@ -21,13 +21,12 @@ from typing_extensions import override
 from seer_sgl import Rollout
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.timing import Timing
-from seer_sgl.types import Sample
-from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
+from tests.fake_sglang import VOCAB, FakeSGLang
 from tests.garbage import GARBAGE
+from tests.support import fleets
 
 LONGEST = 60  # response tokens before the end token
 LIMIT = 50
-CHUNK = 8
 SIZE = 8  # samples of a prompt
 STALL_TIMEOUT_S = 1.0
 # Shares of all calls. Half of the stalls are longer than STALL_TIMEOUT_S, half are shorter.
@@ -117,7 +116,7 @@ async def weather(requests: int, servers: int, seed: int) -> Storm:
         seen: Counter[tuple[str, int]] = Counter()
         async for group in rollout.run(prompts):
             for sample in group.samples:
-                check(sample)
+                fleets.check_sample(sample, LONGEST, LIMIT)
                 seen[sample.group_id, sample.index] += 1
         assert seen == Counter((p["id"], i) for p in prompts for i in range(SIZE))
         assert rollout.driver.check() == []
@@ -130,43 +129,25 @@ TIMING = Timing(poll_s=0.05, readmission_most_s=0.2, kv_least_s=0.5, kv_first_pa
 @contextlib.asynccontextmanager
 async def rolling(servers: int, seed: int, counts: Counter[str]) -> AsyncIterator[Rollout]:
     """Opens a rollout on fresh servers."""
-    prompt_lens: dict[int, int] = {}
+    fakes = [
+        StormyFake(
+            longest=LONGEST,
+            max_running_requests=64,
+            delay_s=0.002,
+            plugin={"version": "1", "missing": []},
+            seed=seed * 1000 + number,
+            counts=counts,
+        )
+        for number in range(servers)
+    ]
     vocab_size = property(lambda _: VOCAB, lambda *_: None)
-    async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(patch.object(HttpEngine, "vocab_size", vocab_size))
-        urls = []
-        for number in range(servers):
-            fake = StormyFake(
-                longest=LONGEST,
-                max_running_requests=64,
-                delay_s=0.002,
-                prompt_lens=prompt_lens,
-                plugin={"version": "1", "missing": []},
-                seed=seed * 1000 + number,
-                counts=counts,
-            )
-            urls.append(await stack.enter_async_context(serving(fake)))
-        config = {
-            "engines": {
-                "launch": "external",
-                "urls": urls,
-                "stall_timeout_s": STALL_TIMEOUT_S,
-                "recovery_timeout_s": 300.0,
-            },
-            "scheduling": {"chunk_tokens": CHUNK},
-            "rollout": {"n_samples_per_prompt": SIZE, "seed": seed},
-            "sampling": {"max_response_len": LIMIT},
-        }
-        yield await stack.enter_async_context(Rollout(config, timing=TIMING))
-
-
-def check(sample: Sample) -> None:
-    """Raises AssertionError if the sample is not that of a server without faults."""
-    whole = response_of(sample.seed, len(sample.prompt_ids), LONGEST)
-    tokens = whole[:LIMIT]
-    assert list(sample.response_ids) == tokens
-    expected = [-1.0 - token / VOCAB for token in tokens]
-    found = list(sample.rollout_log_probs)
-    assert len(found) == len(expected)
-    assert all(abs(a - b) < 1e-6 for a, b in zip(found, expected, strict=True))
-    assert sample.finish_reason == ("stop" if len(whole) <= LIMIT else "length")
+    opening = fleets.rolling(
+        *fakes,
+        timing=TIMING,
+        engines={"stall_timeout_s": STALL_TIMEOUT_S, "recovery_timeout_s": 300.0},
+        rollout={"n_samples_per_prompt": SIZE, "seed": seed},
+        sampling={"max_response_len": LIMIT},
+    )
+    with patch.object(HttpEngine, "vocab_size", vocab_size):
+        async with opening as rollout:
+            yield rollout

@@ -4,13 +4,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
 from seer_sgl import Rollout
 from seer_sgl.driver.observer import Observer
 from seer_sgl.timing import DEFAULT, Timing
-from seer_sgl.types import Group
-from tests.fake_sglang import FakeSGLang, response_of, serving_all
+from seer_sgl.types import Group, Sample
+from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving_all
 
 PROMPTS: list[dict[str, Any]] = [
     {"prompt_ids": [5] * length, "id": f"p{length}"} for length in (3, 7, 11, 20)
@@ -39,12 +37,20 @@ def check(groups: list[Group], longest: int = 50, limit: int = 60) -> None:
     for group in groups:
         assert [sample.index for sample in group.samples] == [0, 1, 2, 3]
         for sample in group.samples:
-            whole = response_of(sample.seed, len(sample.prompt_ids), longest)
-            assert list(sample.response_ids) == whole[:limit]
-            assert len(sample.rollout_log_probs) == sample.response_length == len(whole[:limit])
-            expected = pytest.approx([-1.0 - token / 1000 for token in whole[:limit]])
-            assert list(sample.rollout_log_probs) == expected
-            assert sample.finish_reason == ("stop" if len(whole) <= limit else "length")
+            check_sample(sample, longest, limit)
+
+
+def check_sample(sample: Sample, longest: int = 50, limit: int = 60) -> None:
+    """Asserts that a sample is that of an undivided engine without faults."""
+    whole = response_of(sample.seed, len(sample.prompt_ids), longest)
+    tokens = whole[:limit]
+    assert list(sample.response_ids) == tokens
+    assert len(sample.rollout_log_probs) == sample.response_length == len(tokens)
+    expected = [-1.0 - token / VOCAB for token in tokens]
+    pairs = zip(sample.rollout_log_probs, expected, strict=True)
+    assert all(abs(a - b) < 1e-6 for a, b in pairs)
+    assert sample.finish_reason == ("stop" if len(whole) <= limit else "length")
+    assert sample.failure is None
 
 
 async def all_groups(rollout: Rollout, *observers: Observer) -> list[Group]:

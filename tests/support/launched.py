@@ -12,7 +12,7 @@ from seer_sgl.config import parse
 from seer_sgl.engine.fleet import open_fleet
 from seer_sgl.timing import Timing
 from seer_sgl.types import Group
-from tests.fake_sglang import response_of
+from tests.support.fleets import check_sample
 
 OURS = ("recovery_timeout_s", "stall_timeout_s")  # settings of the driver
 RESTARTING = Timing(poll_s=0.05, watch_s=0.05, restart_most_s=0.2)
@@ -76,9 +76,7 @@ def check(groups: list[Group]) -> None:
     for group in groups:
         assert sorted(sample.index for sample in group.samples) == [0, 1, 2, 3]
         for sample in group.samples:
-            whole = response_of(sample.seed, PROMPT_LEN, 300)[:250]
-            assert list(sample.response_ids) == whole
-            assert sample.failure is None
+            check_sample(sample, longest=300, limit=250)
 
 
 async def all_groups(rollout: Rollout) -> list[Group]:
