@@ -197,27 +197,6 @@ async def sibling_drafts(it: Served) -> int:
     return total
 
 
-async def used_tokens(it: Served) -> list[int]:
-    return [(await engine.load()).used_tokens for engine in it.service.fleet.engines]
-
-
-async def test_a_client_that_leaves_a_stream_leaves_no_kv_behind(fleet: dict[str, Any]) -> None:
-    body = {**bodies()[0], "stream": True}
-    body["sampling_params"] = {"max_new_tokens": 3000, "ignore_eos": True, "sampling_seed": 1}
-    async with through_us(fleet, group_window_s=0.0) as it:
-        async with (
-            aiohttp.ClientSession() as leaving,
-            leaving.post(f"{it.url}/generate", json=body) as reply,
-        ):
-            for _ in range(4):
-                await reply.content.readline()
-        looks = 0
-        while it.service.generation.in_progress or any(await used_tokens(it)):
-            looks += 1
-            assert looks < 20
-            await asyncio.sleep(0.5)
-
-
 async def test_turns_of_a_session_prefer_the_engine_with_their_kv(fleet: dict[str, Any]) -> None:
     async with through_us(fleet, session_timeout_s=1.0) as it:
         text = [1] + [7] * 200
