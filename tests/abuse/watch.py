@@ -31,9 +31,9 @@ class Part(msgspec.Struct, frozen=True):
     """A part of the time: lowest and highest readings."""
 
     server_mb: tuple[float, float]
-    server_fds: tuple[int, int]
+    server_fds: tuple[float, float]
     engines_mb: tuple[float, float]
-    engines_fds: tuple[int, int]
+    engines_fds: tuple[float, float]
 
 
 class Watch:
@@ -98,14 +98,12 @@ class Watch:
         parts = self.parts()
         early, late = parts[1], parts[-1]
         found = []
-        for name in ("server_mb", "engines_mb"):
+        for name in Part.__struct_fields__:
             before, after = getattr(early, name)[0], getattr(late, name)[0]
-            if after > before * (1 + MORE_SHARE) + MORE_MB:
+            memory = name.endswith("_mb")
+            more = before * MORE_SHARE + MORE_MB if memory else MORE_DESCRIPTORS
+            if after > before + more:
                 found.append(f"{name} grows from {before:.0f} to {after:.0f}")
-        for name in ("server_fds", "engines_fds"):
-            before, after = getattr(early, name)[0], getattr(late, name)[0]
-            if after > before + MORE_DESCRIPTORS:
-                found.append(f"{name} grows from {before} to {after}")
         return found
 
 
@@ -114,21 +112,12 @@ def _part(samples: Sequence[Sample]) -> Part:
         values = [getattr(each, name) for each in samples]
         return round(min(values), 1), round(max(values), 1)
 
-    return Part(
-        span("server_mb"),
-        _whole(span("server_fds")),
-        span("engines_mb"),
-        _whole(span("engines_fds")),
-    )
+    return Part(*map(span, Part.__struct_fields__))
 
 
 def _name(process: psutil.Process) -> str:
     """Returns a process's title, or the end of its command line."""
     return " ".join(process.cmdline()).strip()[-60:] or process.name()
-
-
-def _whole(values: tuple[float, float]) -> tuple[int, int]:
-    return int(values[0]), int(values[1])
 
 
 def median(values: Sequence[float]) -> float:

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from typing_extensions import override
 
 from seer_sgl import Rollout, WeightUpdate
 from seer_sgl.driver.groups import GroupMaker
-from seer_sgl.driver.run import Run
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
 from seer_sgl.types import Group, Prompt, Sample, Sampling
@@ -84,40 +82,6 @@ class Chaotic(msgspec.Struct):
     long_prompts: list[Prompt]
 
 
-class Late(LongPrompts):
-    """The groups of long prompts, which join the run when their faults are due.
-
-    `begun`: the prompts that did. The run is complete when no fault needs more of them.
-    """
-
-    def __init__(self, groups: Sequence[Group], faults: int) -> None:
-        self.begun: list[Prompt] = []
-        self._run: Run | None = None
-        self._groups = list(groups)
-        self._faults = faults
-
-    def join(self, run: Run) -> None:
-        """Sets the run that the groups join. Without faults it is complete."""
-        self._run = run
-        if not self._faults:
-            run.complete()
-
-    @override
-    def begin(self) -> str:
-        assert self._run is not None
-        group = self._groups.pop()
-        self.begun.append(group.prompt)
-        self._run.add([group])
-        return group.group_id
-
-    @override
-    def end(self) -> None:
-        assert self._run is not None
-        self._faults -= 1
-        if not self._faults:
-            self._run.complete()
-
-
 class Stage:
     """An open rollout whose engines are behind proxies."""
 
@@ -153,7 +117,7 @@ class Stage:
             sampling = prompt.sampling or rollout.config.sampling
             groups.append(maker.group(prompt, sampling, sampling.max_new_tokens, began))
         record = Recorder(name, SEED, rollout.engines, groups, began)
-        late = Late(groups[len(prompts) :], prefills)
+        late = LongPrompts(groups[len(prompts) :], prefills)
         ledger = Ledger()
         strikes = Strikes(rollout, self.wires, ledger, late)
         async with conducted(plan, tokens, strikes, tell) as conductor:

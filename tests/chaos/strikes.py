@@ -3,16 +3,17 @@
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
 from seer_sgl import Rollout
+from seer_sgl.driver.run import Run
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine_types import ServerPhase
-from seer_sgl.types import Chunk
+from seer_sgl.types import Chunk, Group, Prompt
 from tests.support.processes import child
 
 from .ledger import Disturbance, Ledger
@@ -30,14 +31,38 @@ AFTERMATH_S = 1.0  # the driver may send on a connection that has just been clos
 TRIES = 3  # of a kill in a prefill: the prompt may go to an engine that is disturbed already
 
 
-class LongPrompts(Protocol):
-    """Long prompts for the faults in a prefill."""
+class LongPrompts:
+    """The groups of long prompts, which join the run when faults in a prefill are due.
+
+    `begun`: the prompts that did. The run is complete when no fault needs more of them.
+    """
+
+    def __init__(self, groups: Sequence[Group], faults: int) -> None:
+        self.begun: list[Prompt] = []
+        self._run: Run | None = None
+        self._groups = list(groups)
+        self._faults = faults
+
+    def join(self, run: Run) -> None:
+        """Sets the run that the groups join. Without faults it is complete."""
+        self._run = run
+        if not self._faults:
+            run.complete()
 
     def begin(self) -> str:
-        """Submits the next one, and returns its group id."""
+        """Submits the next group, and returns its id."""
+        assert self._run is not None
+        group = self._groups.pop()
+        self.begun.append(group.prompt)
+        self._run.add([group])
+        return group.group_id
 
     def end(self) -> None:
-        """Marks one of these faults as over: it needs no more prompts."""
+        """Marks one of the faults as over: it needs no more prompts."""
+        assert self._run is not None
+        self._faults -= 1
+        if not self._faults:
+            self._run.complete()
 
 
 class Strikes:
