@@ -1,6 +1,6 @@
 """Breaks the package on purpose and counts how many of the faults the tests find.
 
-    python -m tests.mutation --mutants 200 --seed 1 [--room scheduling ...] [--json FILE]
+    python -m tests.mutation --mutants 200 --seed 1 [--room scheduling ...]
 
 Each mutant is one change in a copy of the checkout, at a place chosen by the seed: a comparison
 turned, a constant off by one, an `await` dropped, a branch removed. The tests of the gate that run
@@ -13,7 +13,6 @@ import ast
 import asyncio
 import copy
 import itertools
-import json
 import os
 import random
 import shutil
@@ -216,7 +215,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--room", action="append", default=[])
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--json", type=Path)
+
     flags = parser.parse_args()
     tests = measured()
     mutants = chosen(tests, flags.mutants, flags.seed, flags.room)
@@ -229,10 +228,6 @@ def main() -> None:
     print(f"{'room':24}{'mutants':>8}{'found':>8}")
     for room, (all_, lost) in sorted(counts.items()):
         print(f"{room:24}{all_:8}{100 * (all_ - lost) / all_:7.0f}%")
-    if flags.json is not None:
-        found = {room: {"mutants": all_, "missed": lost} for room, (all_, lost) in counts.items()}
-        listed = [f"{each.file}:{each.line} {each.kind}" for each in missed]
-        flags.json.write_text(json.dumps({"rooms": found, "missed": listed}, indent=1))
 
 
 if __name__ == "__main__":

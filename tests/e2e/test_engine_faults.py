@@ -7,17 +7,17 @@ from collections import Counter
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 from typing_extensions import override
 
 from seer_sgl.engine.server_calls import REFUSALS
-from seer_sgl.engine.wire import Loads, refusal
+from seer_sgl.engine.wire import refusal
 from seer_sgl.engine_types import EngineLoad
 from seer_sgl.timing import Timing
 from seer_sgl.types import Chunk, ChunkResult
 from tests.e2e.compare import Samples, assert_identical, roll
 from tests.e2e.conftest import external
+from tests.e2e.draws import steps
 from tests.helpers import Returns
 
 pytestmark = pytest.mark.shared_engines
@@ -58,13 +58,6 @@ async def abort_all(urls: list[str], sent: Sent) -> None:
                 pass
             async with session.post(f"{url}/abort_request", json={"abort_all": True}) as reply:
                 assert reply.status == 200
-
-
-async def steps(session: aiohttp.ClientSession, url: str) -> float:
-    """Returns the decode steps that a server has counted."""
-    async with session.get(f"{url}/v1/loads") as reply:
-        loads = msgspec.json.decode(await reply.read(), type=Loads).loads
-    return sum(load.decode_moments[0] for load in loads if load.decode_moments)
 
 
 async def test_grammars_aborted_in_the_middle_give_the_responses_of_an_undisturbed_run(

@@ -4,8 +4,6 @@ import asyncio
 import json
 import signal
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from seer_sgl.engine.describe import describe
 from seer_sgl.engine.orphans import end_orphans
 from seer_sgl.engine.session import open_session
 from seer_sgl.types import Chunk, ChunkReply, Move, Sampling
+from tests.e2e.calls import post
 from tests.e2e.conftest import HELD_OUT, external
 from tests.e2e.drivers import (
     WAIT_S,
@@ -95,18 +94,6 @@ async def test_a_driver_killed_twice_on_running_engines_goes_on_exactly(
     assert journal_now(journal).tokens == report["response_tokens"]
 
 
-def flush(url: str) -> None:
-    """Empties an engine's caches once the requests of the dead driver have ended there."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        try:
-            with urllib.request.urlopen(f"{url}/flush_cache", data=b"", timeout=WAIT_S):
-                return
-        except urllib.error.HTTPError:  # requests run
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-
-
 @pytest.mark.long
 async def test_a_resume_takes_the_kv_of_the_dead_drivers_requests_from_the_pool(
     rig: Rig, start: Start, tmp_path: Path
@@ -116,7 +103,7 @@ async def test_a_resume_takes_the_kv_of_the_dead_drivers_requests_from_the_pool(
     assert kill_at(start(*files(tmp_path)), journal, 16_000)
     before = journal_now(journal)
     for url in rig.urls:
-        flush(url)
+        post(f"{url}/flush_cache?timeout=240")  # once the dead driver's requests have ended
     finish(start(*files(tmp_path), "--resume", str(journal)))
     assert_same_samples(calm, samples_in(tmp_path / "out"))
     report = json.loads((tmp_path / "out" / "report.json").read_text())
