@@ -14,6 +14,7 @@ file `rollouts` one line for each rollout that has begun, to `removed` one for e
 
 import json
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+COMMAND = shlex.join([sys.executable, str(Path(__file__).resolve())])
 CONTROL = ("/workers", "/pause_generation", "/continue_generation")
 
 

@@ -1,20 +1,18 @@
 """What is asked of the server before a training starts: each refusal is one line."""
 
 import os
-import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_seer_sgl import COMMAND
 from seer_openrlhf.checks import ServeError, require_server
 from seer_openrlhf.flags import SeerFlags
 from seer_openrlhf.ports import free_port
 from seer_openrlhf.served import served
 
-FAKE = shlex.join([sys.executable, str(Path(__file__).with_name("fake_seer_sgl.py"))])
 TOKEN, ADMIN = "SEER_SGL_SERVER_KEY", "SEER_SGL_ADMIN_KEY"
 
 Serve = Callable[..., SeerFlags]
@@ -31,7 +29,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         def start(mode: str = "ready", **tokens: str) -> SeerFlags:
             config = tmp_path / "config"
             config.write_text(mode)
-            flags = SeerFlags(config=str(config), command=FAKE, timeout_s=60)
+            flags = SeerFlags(config=str(config), command=COMMAND, timeout_s=60)
             os.environ.update(tokens)
             flags = replace(flags, url=stack.enter_context(served(flags)))
             for name in tokens:

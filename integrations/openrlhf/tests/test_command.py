@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +9,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from fake_seer_sgl import COMMAND
 from seer_openrlhf import command
 from seer_openrlhf.checks import ServeError
 from seer_openrlhf.flags import FLAGS, SeerFlags
 
-FAKE = shlex.join([sys.executable, str(Path(__file__).with_name("fake_seer_sgl.py"))])
 URL = ["--seer.url", "http://127.0.0.1:30000"]
 TRAIN = ["--vllm.num_engines", "1", "--train.seed", "7"]
 PROGRAM = """
@@ -169,7 +168,7 @@ def test_a_server_of_its_own_is_ready_before_ray_starts_and_ends_with_the_traini
 ) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("ready")
-    command.main(["--seer.config", str(config), "--seer.command", FAKE, *TRAIN, "--ask"])
+    command.main(["--seer.config", str(config), "--seer.command", COMMAND, *TRAIN, "--ask"])
     assert names(events)[1:] == ["require_server", "rebind", "ray", "train", "close", "end of ray"]
     started = json.loads((tmp_path / "started").read_text())
     assert events[-3][3] == f"http://127.0.0.1:{started['options']['--port']}"
@@ -182,7 +181,7 @@ def test_openrlhfs_own_exit_status_is_kept_and_the_server_ends(
     config = tmp_path / "config.yaml"
     config.write_text("ready")
     with pytest.raises(SystemExit) as caught:
-        command.main(["--seer.config", str(config), "--seer.command", FAKE, *TRAIN, "--bad"])
+        command.main(["--seer.config", str(config), "--seer.command", COMMAND, *TRAIN, "--bad"])
     assert caught.value.code == 2
     started = json.loads((tmp_path / "started").read_text())
     assert not Path(f"/proc/{started['pid']}").exists()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -15,10 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
+from fake_seer_sgl import COMMAND as SERVER
 
 pytestmark = pytest.mark.engines
 TESTS = Path(__file__).parent
-FAKE = shlex.join([sys.executable, str(TESTS / "fake_seer_sgl.py")])
 COMMAND = """
 from cpu_command import use_cpu
 use_cpu()
@@ -93,7 +92,7 @@ def name_of(process: psutil.Process) -> str:
 def training(folder: Path, mode: str, *arguments: str, **variables: str) -> Iterator[Training]:
     """Runs the command with a server in a mode. No process of it is left after the block."""
     (folder / "config").write_text(mode)
-    seer = ["--seer.config", str(folder / "config"), "--seer.command", FAKE]
+    seer = ["--seer.config", str(folder / "config"), "--seer.command", SERVER]
     before = set(psutil.Process().children(recursive=True))
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, *seer, "--vllm.num_engines", "1", *arguments],

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -13,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_seer_sgl import COMMAND
 from seer_openrlhf.checks import ServeError, unhealthy
 from seer_openrlhf.flags import FLAGS, SeerFlags
 from seer_openrlhf.served import LOGS, served, server_environment
 
 PAUSES = "seer_openrlhf.served.PAUSES_S"
-FAKE = shlex.join([sys.executable, str(Path(__file__).with_name("fake_seer_sgl.py"))])
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def flags_for(folder: Path, mode: str, **others: Any) -> SeerFlags:
     config = folder / "config.yaml"
     config.write_text(mode)
-    return SeerFlags(**{"config": str(config), "command": FAKE, "timeout_s": 60.0, **others})
+    return SeerFlags(**{"config": str(config), "command": COMMAND, "timeout_s": 60.0, **others})
 
 
 def started(folder: Path) -> dict[str, Any]:
@@ -185,7 +184,7 @@ def test_a_killed_trainer_leaves_no_server(folder: Path) -> None:
 
 def test_a_script_that_runs_seer_sgl_is_ended_with_it(folder: Path) -> None:
     script = folder / "start.sh"
-    script.write_text(f'#!/bin/sh\n{FAKE} "$@"\nexit 0\n')
+    script.write_text(f'#!/bin/sh\n{COMMAND} "$@"\nexit 0\n')
     script.chmod(0o700)
     with served(flags_for(folder, "ready", command=str(script))):
         pid = started(folder)["pid"]
