@@ -17,7 +17,8 @@ from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
 from seer_sgl.types import Group, Prompt, Sample, Sampling
-from tests.e2e.conftest import HELD_OUT, MODEL, SGLANG
+from tests.e2e.conftest import HELD_OUT
+from tests.e2e.pools import SGLANG, local, pooled
 from tests.e2e.weights import other_weights
 
 from .conductor import Happened, Tell, conducted
@@ -38,30 +39,22 @@ runs = itertools.count()
 
 def config() -> dict[str, Any]:
     """Returns the config of the fleet: three engines, Mooncake, drafts of the whole fleet."""
-    return {
-        "model": {"path": str(MODEL)},
-        "engines": {
-            "count": ENGINES,
-            "cores": "auto",
-            "stall_timeout_s": STALL_TIMEOUT_S,
-            "recovery_timeout_s": 300.0,
-            "sglang": {
-                **SGLANG,
-                "max-total-tokens": 16384,
-                "max-running-requests": 16,
-                "chunked-prefill-size": PREFILL_TOKENS,
-            },
-        },
-        "kv_pool": {"backend": "mooncake", "page_size": 16, "memory": "256mb"},
-        "draft": {"scope": "fleet", "memory": "64mb"},
-        "scheduling": {"chunk_tokens": CHUNK_TOKENS},
-        "sampling": {"max_response_len": MOST_TOKENS},
-        "rollout": {
+    own = local(
+        ENGINES,
+        kv_pool=pooled("mooncake"),
+        draft={"scope": "fleet", "memory": "64mb"},
+        scheduling={"chunk_tokens": CHUNK_TOKENS},
+        sampling={"max_response_len": MOST_TOKENS},
+        rollout={
             "seed": SEED,
             "n_samples_per_prompt": SAMPLES,
             "max_engine_kills": 1000,  # the kills are not the requests' fault
         },
-    }
+    )
+    prefill = {"max-running-requests": 16, "chunked-prefill-size": PREFILL_TOKENS}
+    limits = {"stall_timeout_s": STALL_TIMEOUT_S, "recovery_timeout_s": 300.0}
+    own["engines"] |= {"sglang": SGLANG | prefill, **limits}
+    return own
 
 
 class Rolled(msgspec.Struct):
