@@ -2,20 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
+
+from .client import Server
 
 Json = dict[str, Any]
 GONE = (HTTPStatus.NOT_FOUND, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-class Outcomes(Protocol):
-    """The part of the server's client that is used here."""
-
-    async def outcome(self, path: str, body: Mapping[str, Any]) -> tuple[int, Json]:
-        """Returns status and answer of a call."""
-
-
-async def log_probs_of(server: Outcomes, engine: str, ids: Sequence[int]) -> Json:
+async def log_probs_of(server: Server, engine: str, ids: Sequence[int]) -> Json:
     """Returns `log_probs` of ids[1:] on one engine; else `message`, and `gone` if it is not there.
 
     Raises ServerError if the server does not answer.
