@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from tests.e2e.undivided import generate
+
 
 class Drawn(NamedTuple):
     """The result of a request."""
@@ -15,11 +17,17 @@ class Drawn(NamedTuple):
     retractions: int
 
 
+def clients() -> aiohttp.ClientSession:
+    """Returns a session for many requests at once, each with a connection of its own."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None),
+    )
+
+
 async def draw(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Drawn:
     """Returns what an engine draws for a body of /generate."""
-    async with session.post(f"{url}/generate", json=body) as reply:
-        reply.raise_for_status()
-        meta = (await reply.json())["meta_info"]
+    meta = (await generate(session, url, body))["meta_info"]
     entries = meta["output_token_logprobs"]
     return Drawn(
         [token for _, token, _ in entries],

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import aiohttp
 import pytest
 
 from tests.e2e.compare import LOGPROB_TOLERANCE
 from tests.e2e.conftest import SERVER_FLAGS, servers, two_urls
-from tests.e2e.draws import Drawn, draw, steps
+from tests.e2e.draws import Drawn, clients, draw, steps
 from tests.e2e.held_out import prompts
 from tests.e2e.rig import Rig
 
@@ -60,13 +59,6 @@ def calls() -> list[Call]:
         body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
         requests.append(Call(body, 0.02 * (sample % 5)))
     return requests
-
-
-def clients() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(force_close=True),
-        timeout=aiohttp.ClientTimeout(total=None),
-    )
 
 
 async def alone(url: str, wanted: Sequence[Call]) -> list[Drawn]:

@@ -14,6 +14,7 @@ from seer_sgl.config import FlagValue, KvPoolConfig
 from seer_sgl.engine.launch.process import server_flags
 from seer_sgl.kvpool.hicache import open_pool
 from tests.e2e.conftest import MODEL, SGLANG, servers, two_urls
+from tests.e2e.draws import clients
 from tests.e2e.rig import PAGE, WEIGHTS, Rig
 from tests.e2e.weights import other_weights
 
@@ -122,9 +123,8 @@ async def stored(server: Server) -> None:
 async def test_kv_is_read_under_its_own_weights_and_layout_only(rig: Rig, tmp_path: Path) -> None:
     """`old` and `new`, engines of the rig, have the first and the changed weights throughout."""
     changed = other_weights(tmp_path / "changed")
-    connector = aiohttp.TCPConnector(force_close=True)
     async with (
-        aiohttp.ClientSession(connector=connector) as session,
+        clients() as session,
         of_another_layout(rig, session, tmp_path) as server,
     ):
         old, new = Server(rig.urls[0], session), Server(rig.plain, session)

@@ -12,13 +12,14 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import aiohttp
 import numpy as np
 import pytest
 from scipy.stats import chisquare
 
 from tests.e2e.conftest import SERVER_FLAGS, servers, two_urls
+from tests.e2e.draws import clients
 from tests.e2e.held_out import prompts
+from tests.e2e.undivided import generate
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 
@@ -43,9 +44,7 @@ class Places(NamedTuple):
 async def places(url: str, calls: int, rng: random.Random) -> Places:
     """Returns the places of `calls` responses, eight per prompt, all requested at once."""
     ids = prompts(calls // 8)
-    connector = aiohttp.TCPConnector(force_close=True)
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    async with clients() as session:
 
         async def call(number: int) -> Any:
             group, sample = divmod(number, 8)
@@ -61,9 +60,7 @@ async def places(url: str, calls: int, rng: random.Random) -> Places:
                 "return_logprob": True,
                 "top_logprobs_num": VOCABULARY,
             }
-            async with session.post(f"{url}/generate", json=body) as reply:
-                reply.raise_for_status()
-                return (await reply.json())["meta_info"]
+            return (await generate(session, url, body))["meta_info"]
 
         replies = await asyncio.gather(*(call(number) for number in range(calls)))
     found, unsure, argmax = [], [], []
