@@ -80,15 +80,7 @@ def test_an_answer_without_rewards_is_a_failure(answer: str, tmp_path: Path) -> 
     assert line.endswith("/reward.py: the answer has no `rewards`")
 
 
-def test_a_failure_of_one_sample_is_not_the_reason_of_another(tmp_path: Path) -> None:
-    async def check() -> None:
-        executor = executor_with(tmp_path, "assert labels[0] != 'bad', 'one'")
-        results = await asyncio.gather(execute(executor, "bad"), execute(executor, "good"))
-        assert [text.rpartition(": ")[2] for text in results] == [
-            "one",
-            "the answer has no `rewards`",
-        ]
-
+async def test_a_failure_of_one_sample_is_not_the_reason_of_another(tmp_path: Path) -> None:
     async def execute(executor: RewardExecutor, label: str) -> str:
         outputs = [SimpleNamespace(token_ids=[5], finish_reason="stop", logprobs=None)]
 
@@ -101,7 +93,12 @@ def test_a_failure_of_one_sample_is_not_the_reason_of_another(tmp_path: Path) ->
             )
         return str(caught.value)
 
-    asyncio.run(check())
+    executor = executor_with(tmp_path, "assert labels[0] != 'bad', 'one'")
+    results = await asyncio.gather(execute(executor, "bad"), execute(executor, "good"))
+    assert [text.rpartition(": ")[2] for text in results] == [
+        "one",
+        "the answer has no `rewards`",
+    ]
 
 
 def test_a_reward_endpoint_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

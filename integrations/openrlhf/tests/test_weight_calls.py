@@ -1,7 +1,6 @@
 """The front's calls of the control plane: refusals are answers, and so is a lost server."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -29,7 +28,9 @@ class FakePaths:
 
 
 @asynccontextmanager
-async def front_of(control: FakePaths) -> AsyncIterator[Front]:
+async def answering() -> AsyncIterator[tuple[FakePaths, Front]]:
+    """Yields the answers of a server, and a front of it."""
+    control = FakePaths()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", control.handle)
     runner = web.AppRunner(app)
@@ -39,23 +40,14 @@ async def front_of(control: FakePaths) -> AsyncIterator[Front]:
     port = runner.addresses[0][1]
     server = Server(f"http://127.0.0.1:{port}", token="t", admin_token="a", timeout_s=30.0)
     try:
-        yield Front(server, executor=None)
+        yield control, Front(server, executor=None)
     finally:
         await server.close()
         await runner.cleanup()
 
 
-def run(check: Callable[[FakePaths, Front], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        control = FakePaths()
-        async with front_of(control) as front:
-            await check(control, front)
-
-    asyncio.run(whole())
-
-
-def test_a_refusal_is_an_answer_and_needs_the_admin_token() -> None:
-    async def check(control: FakePaths, front: Front) -> None:
+async def test_a_refusal_is_an_answer_and_needs_the_admin_token() -> None:
+    async with answering() as (control, front):
         engines = {"e0": {"status": None, "reply": "gone"}}
         refusal = {"success": False, "message": "no", "engines": engines}
         control.answers["/begin_weight_update"] = (502, refusal)
@@ -71,11 +63,9 @@ def test_a_refusal_is_an_answer_and_needs_the_admin_token() -> None:
             "GET /workers Bearer a",
         ]
 
-    run(check)
 
-
-def test_log_probs_are_those_of_all_tokens_but_the_first_after_the_end_of_a_pause() -> None:
-    async def check(control: FakePaths, front: Front) -> None:
+async def test_log_probs_are_those_of_all_tokens_but_the_first_after_the_end_of_a_pause() -> None:
+    async with answering() as (control, front):
         await front.resume_generation()  # the first one is always sent
         await front.pause_generation()
         control.answers["/workers/e1/generate"] = (200, {"meta_info": META})
@@ -90,38 +80,28 @@ def test_log_probs_are_those_of_all_tokens_but_the_first_after_the_end_of_a_paus
             "/workers/e1/generate",
         ]
 
-    run(check)
 
-
-def test_an_engine_that_is_gone_is_not_one_that_refuses() -> None:
-    async def check(control: FakePaths, front: Front) -> None:
+async def test_an_engine_that_is_gone_is_not_one_that_refuses() -> None:
+    async with answering() as (control, front):
         for status, gone in ((502, True), (404, True), (400, False), (500, False)):
             control.answers["/workers/e1/generate"] = (status, {"error": {"message": "why"}})
             answer = await front.log_probs("e1", [5, 6])
             assert answer == {"message": f"HTTP {status}: why", "gone": gone}
 
-    run(check)
 
-
-def test_a_call_after_the_end_of_the_server_counts_it() -> None:
-    async def check(control: FakePaths, front: Front) -> None:
+async def test_a_call_after_the_end_of_the_server_counts_it() -> None:
+    async with answering() as (_, front):
         with pytest.raises(ServerError, match=r"^it has ended$"):
             await front.until_up("it has ended")  # this front does not wait
         assert (await front.update("/begin_weight_update", {}))["ends"] == 1
 
-    run(check)
 
-
-def test_a_lost_server_is_an_answer() -> None:
+async def test_a_lost_server_is_an_answer() -> None:
     server = Server("http://127.0.0.1:9", token=None, admin_token=None, timeout_s=5.0)
-
-    async def check() -> None:
-        front = Front(server, executor=None)
-        for answer in (
-            await front.update("/begin_weight_update", {}),
-            await front.log_probs("e0", [5, 6]),
-        ):
-            assert answer["lost"] and "http://127.0.0.1:9 does not answer" in answer["message"]
-        await server.close()
-
-    asyncio.run(check())
+    front = Front(server, executor=None)
+    for answer in (
+        await front.update("/begin_weight_update", {}),
+        await front.log_probs("e0", [5, 6]),
+    ):
+        assert answer["lost"] and "http://127.0.0.1:9 does not answer" in answer["message"]
+    await server.close()
