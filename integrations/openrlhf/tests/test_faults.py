@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from fake_seer_sgl import COMMAND as SERVER
+from trainings import Training
 
 pytestmark = pytest.mark.engines
 TESTS = Path(__file__).parent
@@ -35,19 +35,12 @@ sys.stdin.read()
 """
 
 
-class Training:
+class Faulted(Training):
     """The command as a process, and what its fake server has written to `folder`."""
 
-    def __init__(self, folder: Path, process: "subprocess.Popen[str]") -> None:
-        self.process = process
+    def __init__(self, folder: Path, command: list[str], **variables: str) -> None:
+        super().__init__(command, folder, **variables)
         self._folder = folder
-        self._lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self._lines.extend(self.process.stdout)
 
     @property
     def server(self) -> dict[str, Any]:
@@ -64,7 +57,7 @@ class Training:
     def wait_for_a_rollout(self) -> None:
         """Returns when a rollout has begun."""
         while not (self._folder / "rollouts").exists():
-            assert self.process.poll() is None, "".join(self._lines)
+            assert self.process.poll() is None, self.output
             time.sleep(0.05)
 
     def front(self) -> psutil.Process:
@@ -73,11 +66,9 @@ class Training:
         (found,) = [each for each in family if "SeerFront" in "".join(each.cmdline()[:1])]
         return found
 
-    def end(self) -> tuple[int, list[str]]:
-        """Returns the exit status and the lines of the output, once no process is left."""
-        status = self.process.wait()
-        self._reader.join()
-        return status, [line.rstrip("\n") for line in self._lines]
+    def outcome(self) -> tuple[int, list[str]]:
+        """Returns the exit status and the lines of the output, once the command has ended."""
+        return self.end(), self.output.splitlines()
 
 
 def name_of(process: psutil.Process) -> str:
@@ -89,35 +80,29 @@ def name_of(process: psutil.Process) -> str:
 
 
 @contextmanager
-def training(folder: Path, mode: str, *arguments: str, **variables: str) -> Iterator[Training]:
+def training(folder: Path, mode: str, *arguments: str, **variables: str) -> Iterator[Faulted]:
     """Runs the command with a server in a mode. No process of it is left after the block."""
     (folder / "config").write_text(mode)
     seer = ["--seer.config", str(folder / "config"), "--seer.command", SERVER]
     before = set(psutil.Process().children(recursive=True))
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *seer, "--vllm.num_engines", "1", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = [sys.executable, "-c", COMMAND, *seer, "--vllm.num_engines", "1", *arguments]
+    run = Faulted(folder, command, PYTHONPATH=f"{TESTS.parent}:{TESTS}", **variables)
     try:
-        yield Training(folder, process)
-        assert process.poll() is not None
+        yield run
+        assert run.process.poll() is not None
         if "RAY_ADDRESS" not in variables:
             family = set(psutil.Process().children(recursive=True))
             assert not {each for each in family if each.status() != psutil.STATUS_ZOMBIE} - before
     finally:
-        if process.poll() is None:
-            for each in psutil.Process(process.pid).children(recursive=True):
+        if run.process.poll() is None:
+            for each in psutil.Process(run.process.pid).children(recursive=True):
                 each.kill()
-            process.kill()
+            run.process.kill()
 
 
 def test_a_run_without_a_fault_ends_without_warnings(tmp_path: Path) -> None:
     with training(tmp_path, "ready") as run:
-        status, lines = run.end()
+        status, lines = run.outcome()
     output = "\n".join(lines)
     assert (status, f"{PROMPTS * SAMPLES} samples" in lines) == (0, True), output
     assert "Unclosed" not in output
@@ -137,7 +122,7 @@ def test_a_server_that_is_killed_in_a_rollout_ends_the_training(
         run.wait_for_a_rollout()
         url = run.url
         os.kill(run.server["pid"], signal.SIGKILL)
-        status, lines = run.end()
+        status, lines = run.outcome()
     assert status == 1
     assert lines[-1].startswith(
         f"seer-openrlhf: the training failed: ServerError: /rollout: {url} has ended "
@@ -152,7 +137,7 @@ def test_a_server_that_is_killed_is_restarted_and_the_rollout_goes_on(
     with training(tmp_path, "mortal", *flags) as run:
         run.wait_for_a_rollout()
         os.kill(run.server["pid"], signal.SIGKILL)
-        status, lines = run.end()
+        status, lines = run.outcome()
     output = "\n".join(lines)
     assert (status, f"{PROMPTS * SAMPLES} samples" in lines) == (0, True), output
     first, again = map(json.loads, (tmp_path / "rollouts").read_text().splitlines())
@@ -167,7 +152,7 @@ def test_a_front_that_ray_kills_ends_the_training(flags: list[str], tmp_path: Pa
         run.wait_for_a_rollout()
         front = run.front()
         front.kill()
-        status, lines = run.end()
+        status, lines = run.outcome()
     assert status == 1
     place = f"seer-openrlhf: the training failed: Ray's actor SeerFront (process {front.pid} on "
     assert lines[-1].startswith(place), lines[-1]
@@ -182,7 +167,7 @@ def test_a_ray_that_runs_already_is_used_and_left_running(tmp_path: Path) -> Non
         assert ray.stdout is not None
         address = ray.stdout.readline().strip()
         with training(tmp_path, "ready", RAY_ADDRESS=address) as run:
-            status, lines = run.end()
+            status, lines = run.outcome()
         family = psutil.Process(ray.pid).children(recursive=True)
         names = {each: name_of(each) for each in family}
         assert "raylet" in names.values()

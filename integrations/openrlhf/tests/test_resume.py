@@ -1,8 +1,5 @@
 """A training that is killed, and restarted from its checkpoint against the same server."""
 
-import os
-import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +10,7 @@ import pytest
 from reasoner import grpo, prompts
 from seer_openrlhf.flags import SeerFlags
 from seer_openrlhf.served import served
-from trainings import STEP, steps_of
+from trainings import Training, steps_of
 
 pytestmark = [pytest.mark.engines, pytest.mark.long]
 KILLED_AFTER, STEPS = 3, 6
@@ -30,28 +27,18 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield found
 
 
-def start(run: grpo.Run, url: str, *flags: str) -> "subprocess.Popen[str]":
+def start(run: grpo.Run, url: str, *flags: str) -> Training:
     command = grpo.command(run, Path(sys.executable), ("--seer.url", url))
-    return subprocess.Popen(
-        [*command, "--ckpt.save_steps", "1", *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **grpo.environment()},
-    )
+    return Training([*command, "--ckpt.save_steps", "1", *flags])
 
 
-def kill_after_step(training: "subprocess.Popen[str]", step: int) -> None:
+def kill_after_step(training: Training, step: int) -> None:
     """Kills the command in the middle of what follows a step; Ray's processes end by themselves."""
-    assert training.stdout is not None
-    for line in training.stdout:
-        found = STEP.search(line)
-        if found and int(found[1]) == step:
-            break
-    family = psutil.Process(training.pid).children(recursive=True)
+    training.wait_for(rf"Global step ({step}): \{{")
+    family = psutil.Process(training.process.pid).children(recursive=True)
     assert family
-    training.kill()
-    training.wait()
+    training.process.kill()
+    training.end()
     psutil.wait_procs(family)
 
 
@@ -61,13 +48,12 @@ def test_a_training_that_was_killed_goes_on_with_its_own_weights(url: str, tmp_p
     prompts.write(grpo.PROMPTS / "train.jsonl", run.dataset, count, most_steps=20)
     kill_after_step(start(run, url), KILLED_AFTER)
     again = start(run, url, "--ckpt.load_enable")
-    output, _ = again.communicate()
-    assert again.returncode == 0, output[-3000:]
-    steps = steps_of(output)
+    assert again.end() == 0, again.output[-3000:]
+    steps = steps_of(again.output)
     first = min(steps)
     # The checkpoint of the last step may not have been complete; the server has its weights.
     assert first in (KILLED_AFTER, KILLED_AFTER + 1), sorted(steps)
     assert max(steps) == STEPS
     for step, figures in steps.items():
         assert abs(figures["vllm_kl"]) <= 1e-3, (step, figures["vllm_kl"])
-    assert re.search(r"checkpoint_states: ", output)
+    assert "checkpoint_states: " in again.output

@@ -2,11 +2,8 @@
 
 import contextlib
 import json
-import os
 import re
-import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections import Counter
@@ -19,13 +16,13 @@ import pytest
 from reasoner import grpo, prompts
 from seer_openrlhf.flags import SeerFlags
 from seer_openrlhf.served import served
-from trainings import steps_of
+from trainings import Training, steps_of
 
 pytestmark = [pytest.mark.engines, pytest.mark.long, pytest.mark.timeout(1200)]
 Json = dict[str, Any]
 STEPS, KILLED_IN = 4, 3  # the weights have changed by then: the first step has a rate of 0
 RATE = 3e-3  # one step changes log probabilities by much more than the noise of bf16
-READY = re.compile(r"seer-sgl serve is ready at (\S+); its log: (\S+)")
+READY = r"seer-sgl serve is ready at (\S+); its log: \S+"
 AGAIN = re.compile(r"seer-sgl serve is being restarted; its log: (\S+)")
 RESTORED = re.compile(
     r"(\d+) of (\d+) samples are restored, (\d+) requests continue, (\d+) tokens in all"
@@ -40,42 +37,6 @@ def reward_func(queries, prompts, labels):
         log.writelines(json.dumps(each) + "\\n" for each in prompts)
     return reward.reward_func(queries, prompts, labels)
 """
-
-
-class Training:
-    """The command as a process, and its output so far."""
-
-    def __init__(self, command: list[str]) -> None:
-        self.process = subprocess.Popen(
-            command,
-            cwd=grpo.ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **grpo.environment()},
-        )
-        self.output = ""
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.output += line
-
-    def wait_for(self, pattern: re.Pattern[str]) -> str:
-        """Returns the first group of a pattern once it is in the output."""
-        while (found := pattern.search(self.output)) is None:
-            assert self.process.poll() is None, self.output[-3000:]
-            time.sleep(0.1)
-        return found[1]
-
-    def end(self) -> dict[int, Json]:
-        """Returns the figures of the steps of a training that must succeed."""
-        status = self.process.wait()
-        self._reader.join()
-        assert status == 0, self.output[-5000:]
-        return steps_of(self.output)
 
 
 def wait_for_batch(url: str, training: Training) -> Json:
@@ -149,7 +110,8 @@ def test_a_training_goes_on_when_its_server_was_killed(
         url = training.wait_for(READY) if own else seer[1]
         at_kill = wait_for_batch(url, training)
         kill_server(url)
-        steps = training.end()
+        assert training.end() == 0, training.output[-5000:]
+        steps = steps_of(training.output)
         output = training.output + capfd.readouterr().err
     print(at_kill["samples"], *re.findall(r".*\b(?:again|restored|waiting)\b.*", output), sep="\n")
     assert output.count("seer-sgl serve ended by SIGKILL") == 1
