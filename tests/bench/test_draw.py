@@ -88,7 +88,7 @@ def test_rounds_are_read_from_a_report_that_has_more(tmp_path: Path) -> None:
 
 def test_the_committed_reports_have_every_technique_and_twelve_seeds() -> None:
     found = steps(read_rounds(ARMS_REPORT))
-    assert [len(step.ratios) for step in found] == [3] * len(TECHNIQUES)
+    assert [len(step.ratios) for step in found] == [6] * len(TECHNIQUES)
     assert [len(seed_gains(read_rounds(path))) for path in (ARMS_REPORT, SEEDS_REPORT)] == [3, 12]
 
 
