@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from typing_extensions import override
 
-from seer_sgl.config import Config, ExternalEngines, with_values
+from seer_sgl.config import Config, LocalEngines, with_values
 from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.fleet import open_fleet
 from seer_sgl.errors import ConfigError, RolloutError, SeerError
@@ -75,7 +75,7 @@ async def roll_out_and_compare(
     The engines of the first rollout have ended before the plain ones start. A failure or interrupt
     of the second loses nothing of the first. Raises SeerError, or CancelledError when interrupted.
     """
-    if isinstance(config.engines, ExternalEngines):
+    if not isinstance(config.engines, LocalEngines):
         raise ConfigError(
             "--compare: it starts plain SGLang itself, which needs engines.launch: local"
         )

@@ -19,9 +19,9 @@ from seer_sgl.benchmark.comparison import (
     roll_out_and_compare,
 )
 from seer_sgl.benchmark.measure import TAKEN, Measurement, digest
-from seer_sgl.config import Config, FleetConfig
+from seer_sgl.config import Config, FleetConfig, parse
 from seer_sgl.driver.observer import Observer
-from seer_sgl.errors import EngineStartError, RolloutError
+from seer_sgl.errors import ConfigError, EngineStartError, RolloutError
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.rollout.command import RolledOut
 from seer_sgl.timing import DEFAULT, Timing
@@ -157,6 +157,13 @@ async def test_samples_that_differ_are_a_warning_at_the_end(
     await compare(tmp_path)
     assert log_lines[-1].startswith("1 of 2 samples differ: in half precision")
     assert json.loads((tmp_path / "comparison.json").read_text())["identical"] == 1
+
+
+async def test_engines_on_a_ray_cluster_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = parse({"engines": {"launch": "ray"}, "model": {"path": "m"}})
+    with pytest.raises(ConfigError, match=r"--compare: .* needs engines\.launch: local"):
+        await roll_out_and_compare(config, tmp_path, False, Console())
+    assert not (tmp_path / "samples.jsonl").exists()
 
 
 async def test_a_failed_comparison_is_one_line(rollouts: Rollouts, tmp_path: Path) -> None:
