@@ -62,12 +62,12 @@ def test_text_messages_and_ids_behind_a_byte_order_mark(tmp_path: Path) -> None:
 def test_a_very_long_text_is_read_whole_only_if_it_may_fit(word: str) -> None:
     lengths: list[int] = []
 
-    class EngineWatch(FakeTokenizer):
+    class Counting(FakeTokenizer):
         def encode(self, text: str) -> "array[int]":
             lengths.append(len(text))
             return super().encode(text)
 
-    tokenizer: Any = EngineWatch()
+    tokenizer: Any = Counting()
     text = (word * (1 + 20 * PIECE // len(word)))[: 20 * PIECE]
     prompts = PromptReader(4, tokenizer, None, 100).each([text], "groups", {})
     if word == "ab ":
