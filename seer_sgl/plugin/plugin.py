@@ -113,11 +113,13 @@ class Plugin:
                 "experts",
                 self._experts.hooks(),
                 "The engine returns no routed experts to a driver.",
+                parts=["origin"],
             ),
             Ability(
                 contract.IMAGES,
                 image_prompts.hooks(),
                 "A response behind a prompt with images is undivided.",
+                parts=["origin"],
             ),
             Ability(
                 contract.DP_RANKS,
