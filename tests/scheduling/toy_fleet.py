@@ -8,9 +8,9 @@ import heapq
 import itertools
 import random
 from array import array
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from seer_sgl.scheduling.engine_index import UNLIMITED, EngineSlot
+from seer_sgl.scheduling.engine_index import EngineSlot
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import CacheAware
@@ -21,15 +21,14 @@ from tests.helpers import make_group, make_reply
 
 WIDTH = 16
 PROMPT_LEN = 4
+LONGEST = 1000  # tokens of a response
 
 
-@dataclass
-class Outcome:
+class Outcome(NamedTuple):
     """The result of a rollout. `tail`: the time after 90 % of the requests have finished."""
 
     makespan: float
     tail: float
-    order: list[Group] = field(default_factory=list)  # by first dispatch
 
 
 class ToyEngine:
@@ -51,12 +50,12 @@ class ToyEngine:
         return self.at + (self.running[0][0] - self.tokens) * self.step
 
 
-def heavy_tailed(groups: int, n: int, *, longest: int, seed: int) -> list[list[int]]:
+def heavy_tailed(groups: int, n: int, seed: int) -> list[list[int]]:
     """Returns lengths of n samples per prompt; some prompts are ten times as long as others."""
     dice = random.Random(seed)
-    medians = [dice.lognormvariate(0, 1.0) * longest / 12 for _ in range(groups)]
+    medians = [dice.lognormvariate(0, 1.0) * LONGEST / 12 for _ in range(groups)]
     return [
-        [max(1, min(longest, int(median * dice.lognormvariate(0, 0.35)))) for _ in range(n)]
+        [max(1, min(LONGEST, int(median * dice.lognormvariate(0, 0.35)))) for _ in range(n)]
         for median in medians
     ]
 
@@ -65,36 +64,28 @@ def roll(
     policy: str,
     lengths: list[list[int]],
     *,
-    engines: int = 4,
-    max_inflight: int = 16,
+    engines: int,
+    max_inflight: int,
     capacity: int = 1 << 30,
-    chunk_tokens: int = 32,
-    longest: int = 1000,
-    known: KnownLengths | None = None,
+    chunk_tokens: int,
+    known: KnownLengths | None,
 ) -> Outcome:
     """Rolls out groups of these response lengths."""
     strategy = make_strategy(policy, CacheAware(), known)
     scheduler = Scheduler(
-        chunk_tokens,
-        divide=not strategy.undivided,
-        make_policy=strategy.make_policy,
-        placement=strategy.placement,
+        chunk_tokens, make_policy=strategy.make_policy, placement=strategy.placement
     )
     toys = {f"e{i}": ToyEngine() for i in range(engines)}
     for engine_id in toys:
-        ledger = None if strategy.undivided else KVLedger(capacity)
-        most = UNLIMITED if strategy.undivided else max_inflight
-        scheduler.add_engine(EngineSlot(engine_id, ledger, most))
-    groups = toy_groups(lengths, longest)
+        scheduler.add_engine(EngineSlot(engine_id, KVLedger(capacity), max_inflight))
+    groups = toy_groups(lengths)
     for group in groups:
         scheduler.submit(group)
     now, turns = 0.0, itertools.count()
     ends: list[float] = []
-    dispatched: dict[Group, None] = {}
     while True:
         while (chunk := scheduler.next_assignment(now)) is not None:
             toy = toys[chunk.engine_id]
-            dispatched.setdefault(chunk.request.group)
             toy.advance(now)
             tokens = min(_left(chunk), chunk.max_new_tokens)
             heapq.heappush(toy.running, (toy.tokens + tokens, next(turns), chunk))
@@ -111,14 +102,14 @@ def roll(
         scheduler.complete(ChunkResult(chunk=chunk, now=now, reply=reply))
         if finish == "stop":
             ends.append(now)
-    return Outcome(now, now - ends[int(0.9 * len(ends))], list(dispatched))
+    return Outcome(now, now - ends[int(0.9 * len(ends))])
 
 
-def toy_groups(lengths: list[list[int]], longest: int) -> list[Group]:
+def toy_groups(lengths: list[list[int]]) -> list[Group]:
     """Returns groups whose prompts have the lengths of their responses as metadata."""
     groups = []
     for number, group_lengths in enumerate(lengths):
-        group = make_group(f"g{number}", n=len(group_lengths), max_response_len=longest)
+        group = make_group(f"g{number}", n=len(group_lengths), max_response_len=LONGEST)
         group.prompt = Prompt(
             prompt_id=group.group_id,
             prompt_ids=array("i", [number] * PROMPT_LEN),
@@ -132,7 +123,7 @@ def toy_groups(lengths: list[list[int]], longest: int) -> list[Group]:
 def known_from(lengths: list[list[int]]) -> KnownLengths:
     """Returns the lengths of an earlier rollout of the same prompts."""
     known = KnownLengths()
-    for group, group_lengths in zip(toy_groups(lengths, 1), lengths, strict=True):
+    for group, group_lengths in zip(toy_groups(lengths), lengths, strict=True):
         for index, length in enumerate(group_lengths):
             known.add(length, prompt_ids=group.prompt.prompt_ids, group_id="", index=index)
     return known
