@@ -7,7 +7,6 @@ async with Rollout(config) as rollout:
 
 import contextlib
 import functools
-import itertools
 import logging
 import secrets
 import time
@@ -395,11 +394,16 @@ class Rollout:
         self._check_own(sampling, self.engines)
         check_sampling(prompts, self.engines, tokenizer=self.tokenizer is not None)
         now = clock() if submitted_at is None else submitted_at
-        groups = self._groups(prompts, maker, sampling, now)
-        if limits is not None:
-            for request in itertools.chain.from_iterable(group.requests for group in groups):
-                longest = limits.true_length(request)
-                request.max_response_len = min(longest, request.max_response_len)
+        accepted, groups = self.driver.limits, list[Group]()
+        for prompt in prompts:
+            own = prompt.sampling or sampling
+            longest = accepted.response_limit(prompt, own.max_new_tokens)
+            group = maker.group(prompt, own, longest, now)
+            accepted.allow_images(group)
+            if limits is not None:
+                for request in group.requests:
+                    request.max_response_len = min(limits.true_length(request), longest)
+            groups.append(group)
         check_groups(groups, self._inputs.known, self.config.scheduling)
         return groups
 
@@ -432,19 +436,6 @@ class Rollout:
     def _check_own(self, sampling: Sampling, infos: Sequence[EngineInfo]) -> None:
         for key, why in unservable(sampling, infos, tokenizer=self.tokenizer is not None):
             raise ConfigError(f"sampling.{key}: {why}")
-
-    def _groups(
-        self, prompts: Iterable[Prompt], maker: GroupMaker, default: Sampling, now: float
-    ) -> list[Group]:
-        limits = self.driver.limits
-        groups = []
-        for prompt in prompts:
-            sampling = prompt.sampling or default
-            limit = limits.response_limit(prompt, sampling.max_new_tokens)
-            group = maker.group(prompt, sampling, limit, now)
-            limits.allow_images(group)
-            groups.append(group)
-        return groups
 
     def _max_prompt_len(self) -> int | None:
         """Returns the longest prompt in tokens, from config and model; None if unknown."""
