@@ -124,18 +124,13 @@ def _bounds(scenario: Scenario) -> tuple[float, float]:
 
 def _draws(question: Question, scenario: Scenario, chunk: int, notice: Notice) -> list[Draw]:
     """Returns the gain on the trace, and on the other traces or on resamples of its groups."""
-    found = [gain_on(scenario, scenario.name)]
+    found = [gain_on(scenario)]
     others: Sequence[Scenario] = [
         altered(other, {CHUNK: chunk}) for other in question.scenarios[:-1]
     ]
     if not others:
-        others = [_resample(scenario, seed) for seed in range(question.draws)]
+        others = [resampled(scenario, seed) for seed in range(question.draws)]
     for other in others:
         notice(other.name)
-        found.append(gain_on(other, other.name))
+        found.append(gain_on(other))
     return found
-
-
-def _resample(scenario: Scenario, seed: int) -> Scenario:
-    name = f"groups drawn again, seed {seed + 1}"
-    return Scenario(name, resampled(scenario.responses, seed), scenario.config, scenario.prior)

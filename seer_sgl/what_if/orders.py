@@ -146,21 +146,23 @@ def gain(before_s: float, after_s: float) -> float:
     return before_s / after_s if after_s else 1.0
 
 
-def gain_on(scenario: Scenario, source: str) -> Draw:
+def gain_on(scenario: Scenario) -> Draw:
     """Returns the gain of order and division on one set of lengths."""
     today = min(scenario.alone(name).wall_s for name in TODAY)
     ours = scenario.alone(OURS).wall_s
-    return Draw(source=source, today_s=today, ours_s=ours, gain=round(gain(today, ours), 3))
+    return Draw(source=scenario.name, today_s=today, ours_s=ours, gain=round(gain(today, ours), 3))
 
 
-def resampled(groups: Sequence[Responses], seed: int) -> list[Responses]:
-    """Returns as many groups, drawn with replacement."""
+def resampled(scenario: Scenario, seed: int) -> Scenario:
+    """Returns the scenario with as many groups, drawn from its own with replacement."""
     draw = random.Random(seed)
-    chosen = draw.choices(groups, k=len(groups))
-    return [
+    chosen = draw.choices(scenario.responses, k=len(scenario.responses))
+    groups = [
         Responses(f"{group.group_id}/{number}", group.prompt_ids, group.lengths)
         for number, group in enumerate(chosen)
     ]
+    name = f"groups drawn again, seed {seed + 1}"
+    return Scenario(name, groups, scenario.config, scenario.prior)
 
 
 def mean_gain(draws: Sequence[Draw]) -> tuple[float, float, float]:
