@@ -25,7 +25,6 @@ from .findings import findings
 from .formats import SampleFile, read_samples, read_sampling
 from .log_prob_figures import LogProbFigures
 from .plan import PASSES, AuditPlan, Pass, plan
-from .recorded import RecordedSample
 from .rescale import CANDIDATES
 from .running_passes import Answers, run_passes
 from .served import Provenance, ReportedEngine, ServedModel, provenance
@@ -109,12 +108,17 @@ async def audit(
         served = await client.served()
         weights = provenance(file.samples, served, _engines_of(request.path))
         logger.info("server: %s", served.description())
-        logger.log(_level(weights), "%s", weights.line)
+        differ = weights.other_samples or weights.same_digest is False
+        logger.log(logging.WARNING if differ else logging.INFO, "%s", weights.line)
         chosen = plan(file, served, request.budget)
-        _check(chosen, request)
+        if not chosen.samples:  # an audit of nothing would pass
+            left_out = ", ".join(f"{count} {reason}" for reason, count in chosen.left_out.items())
+            why = f"no sample can be audited ({left_out or 'none chosen'})"
+            raise ConfigError(f"{request.path}: {why}")
         for line in _left_out(file, chosen):
             logger.info("%s", line)
-        vocabulary = served.vocab_size or _largest_id(chosen.samples) + 1
+        largest = max(sample.largest_id for sample in chosen.samples)
+        vocabulary = served.vocab_size or largest + 1
         candidates = min(CANDIDATES, vocabulary)
         answers = await _asked(client, chosen, request, candidates, log)
     complete = candidates == served.vocab_size
@@ -196,13 +200,6 @@ def _show(report: AuditReport, console: Console) -> None:
         console.print(f"FAILED {line}", markup=False, soft_wrap=True)
 
 
-def _check(chosen: AuditPlan, request: AuditRequest) -> None:
-    """Raises ConfigError if no sample is left: an audit of nothing would pass."""
-    if not chosen.samples:
-        listed = ", ".join(f"{count} {reason}" for reason, count in chosen.left_out.items())
-        raise ConfigError(f"{request.path}: no sample can be audited ({listed or 'none chosen'})")
-
-
 def _left_out(file: SampleFile, chosen: AuditPlan) -> Iterator[str]:
     passes = sum(
         1 for audit_pass in PASSES if audit_pass.kind == "prefill" or any(chosen.generated)
@@ -215,15 +212,6 @@ def _left_out(file: SampleFile, chosen: AuditPlan) -> Iterator[str]:
         yield f"left out: {count} samples, {reason}"
     for reason, count in chosen.not_generated.items():
         yield f"not generated again: {count} samples: {reason}"
-
-
-def _level(weights: Provenance) -> int:
-    differ = weights.other_samples or weights.same_digest is False
-    return logging.WARNING if differ else logging.INFO
-
-
-def _largest_id(samples: Sequence[RecordedSample]) -> int:
-    return max(max(*sample.prompt_ids, *sample.response_ids) for sample in samples)
 
 
 def _engines_of(path: Path) -> list[ReportedEngine]:

@@ -52,6 +52,11 @@ class RecordedSample(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.prompt_ids) + len(self.response_ids)
 
     @property
+    def largest_id(self) -> int:
+        """The largest token id."""
+        return max(*self.prompt_ids, *self.response_ids)
+
+    @property
     def greedy(self) -> bool:
         """Whether each token is the likeliest one."""
         return self.sampling.temperature == 0 or self.sampling.top_k == 1
