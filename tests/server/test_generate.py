@@ -397,6 +397,14 @@ async def test_the_kv_of_a_conversation_is_kept_until_it_ends(ends: str) -> None
     assert len(named) < len(fake.seen), "other requests have no session"
 
 
+@pytest.mark.parametrize("name", [7, None, True, ["7"]])
+async def test_only_a_text_names_a_session_of_an_engine(name: object) -> None:
+    async with served(FakeSGLang(sessions=True)) as it:
+        it.service.pinned.add("7", "e0")
+        await it.post("/close_session", session_id=name)
+        assert it.service.pinned.engine_of({"id": "7"}) == "e0"
+
+
 async def test_two_servers_on_one_engine_name_no_call_alike() -> None:
     fake = FakeSGLang(longest=1000, prompt_lens={})
     async with contextlib.AsyncExitStack() as stack:

@@ -158,10 +158,11 @@ class OtherPaths:
         """Ends a conversation, or closes one of SGLang's own sessions."""
         body = await http.read()
         raw = decode_fields(body).get("session_id")
-        session_id = "" if raw is None else str(decode(raw, "session_id"))
-        if self._service.generation.end_session(session_id):
+        name = None if raw is None else decode(raw, "session_id")
+        conversation = isinstance(name, str | int) and not isinstance(name, bool)
+        if conversation and self._service.generation.end_session(str(name)):
             return web.Response()
-        engine_id = self._service.pinned.pop(session_id)
+        engine_id = self._service.pinned.pop(name) if isinstance(name, str) else None
         engine = None if engine_id is None else self._service.engine(engine_id)
         if engine is None:
             return _response(await self._engines.ask("POST", http.path_qs, body))
