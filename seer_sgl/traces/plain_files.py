@@ -67,6 +67,10 @@ def _of_lines(path: Path, source: str) -> Iterator[TracedResponse]:
 
 def _samples(line: PlainLine, place: str) -> list[tuple[int | None, int]]:
     if line.lengths is not None:
+        if not line.lengths:
+            raise ConfigError(f"{place}: lengths: the list is empty")
+        if line.response_length is not None:
+            raise ConfigError(f"{place}: give exactly one of response_length and lengths")
         return list(enumerate(line.lengths))
     length = line.response_length if line.length is None else line.length
     if length is None:

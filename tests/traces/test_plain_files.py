@@ -134,6 +134,8 @@ def test_a_compressed_file_is_named(tmp_path: Path) -> None:
     [
         ("t.jsonl", '{"group": 1}\n', "t.jsonl:1: give response_length, response_ids or lengths"),
         ("t.jsonl", '{"group": 1, "length": "x"}\n', "t.jsonl:1: .*length: expected int"),
+        ("t.jsonl", '{"group": 1, "lengths": []}', "t.jsonl:1: lengths: the list is empty"),
+        ("t.jsonl", '{"lengths": [1], "response_length": 1}', "t.jsonl:1: give exactly one of"),
         ("t.jsonl", "no JSON\n", "t.jsonl:1: not JSON"),
         ("t.csv", "a,10\nb,x\n", "t.csv:2: length: 'x' is not a number of tokens"),
         ("t.csv", "group,length\n", "no response with tokens"),
