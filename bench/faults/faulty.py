@@ -24,7 +24,7 @@ from .messages import FleetFaults, MessageFaults
 from .outages import Connection, EngineClock
 
 OTHER_VERSION = "other"  # of the weights that an engine must not serve
-CONTROL_TIMEOUT_S = 10.0  # engine/describe.py
+CONTROL_TIMEOUT_S = 10.0  # timing.py
 HEALTH_TIMEOUT_S = 30.0  # engine/client.py
 ABORT_TIMEOUT_S = 2.0
 

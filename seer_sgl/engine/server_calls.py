@@ -60,8 +60,9 @@ class ServerCalls(NamedTuple):
             ):
                 reply = await read_body(response, limit)
         except (aiohttp.ClientError, OSError) as error:
-            late = "" if within_s is None else f"no answer on {path} within {within_s:g} s"
-            raise self.unreachable(error, late) from error
+            late = within_s is not None and isinstance(error, TimeoutError)
+            why = f"no answer on {path} within {within_s:g} s" if late else ""
+            raise self.unreachable(error, why) from error
         if response.status >= HTTPStatus.BAD_REQUEST:
             raise self.failure(response.status, reply, path)
         return reply

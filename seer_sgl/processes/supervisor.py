@@ -128,7 +128,7 @@ async def supervised(
 
 
 async def _restart(process: Supervised, restarts: Restarts, now: float) -> None:
-    logger.warning("%s is being restarted: %s", process.name, process.exit_reason())
+    logger.warning("%s is being restarted: %s", process.name, restarts.reason)
     try:
         await process.stop()
         await process.start()
