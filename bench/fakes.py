@@ -20,15 +20,12 @@ def running_fakes(program: str, processes: int = 1, **options: Any) -> Iterator[
     """
     options = {"max_total_num_tokens": UNLIMITED} | options
     command = [sys.executable, "-m", program, json.dumps(options)]
-    started, urls = [], []
-    try:
+    urls: list[str] = []
+    with contextlib.ExitStack() as stack:
         for _ in range(processes):
             process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-            started.append(process)
+            stack.enter_context(process)  # waits for its end, and closes its output
+            stack.callback(process.kill)
             assert process.stdout is not None
             urls += json.loads(process.stdout.readline())
         yield urls
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
