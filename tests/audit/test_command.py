@@ -193,6 +193,17 @@ async def test_seeds_that_the_server_ignores_are_not_used(tmp_path: Path) -> Non
     assert report["exceeded"] == ["changed: nothing was compared that it could limit"]
 
 
+async def test_a_sample_without_a_seed_is_prefilled_and_not_generated(tmp_path: Path) -> None:
+    samples = lines(4)
+    samples[2]["seed"] = None
+    report = await audited(tmp_path, samples)
+    assert report["not_generated"] == {"without a seed": 1}
+    for name, each in passes(report).items():
+        assert each["samples"] == (4 if name.startswith("prefill") else 3)
+    assert {pair["samples"] for pair in report["itself"]} == {4, 3}
+    assert report["findings"][0].startswith("no differences beyond rounding")
+
+
 async def test_greedy_samples_need_no_seed(tmp_path: Path) -> None:
     samples = [line | {"seed": None} for line in lines(4, temperature=0.0)]
     fake = ScoringSGLang(deterministic=False)
