@@ -41,7 +41,7 @@ class ContextAware(OrderedPolicy):
         super().push(request)
         group = self._group_of(request)
         if request.index == 0 and not group.lengths.known:
-            self._probes.put(request, (request.generated, request.order))
+            self._probes.put(request, request.generated, request.order)
         else:
             group.ready.put(request, request.order)
             self._list_alone(request, group)
@@ -95,7 +95,7 @@ class ContextAware(OrderedPolicy):
         estimate = group.lengths.estimate
         if group.ready and not group.lengths.unknown and estimate != group.listed_at:
             group.listed_at = estimate
-            self._queue.put(group, (-estimate, group.order))
+            self._queue.put(group, -estimate, group.order)
 
     def _list_alone(self, request: Request, group: "_Group") -> None:
         """Queues a request by its own length if its group's estimate does not apply to it.
@@ -103,9 +103,9 @@ class ContextAware(OrderedPolicy):
         The request also stays in its group's queue: the group may get an estimate, or a larger one.
         """
         if group.lengths.unknown:
-            self._unknown.put(request, (request.generated, request.order))
+            self._unknown.put(request, request.generated, request.order)
         elif _is_past_estimate(request, group):
-            self._past_estimate.put(request, (-request.generated, request.order))
+            self._past_estimate.put(request, -request.generated, request.order)
 
     def _first(
         self, queue: UpdatableQueue[Request], belongs: Callable[[Request, "_Group"], bool]

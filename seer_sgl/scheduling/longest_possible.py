@@ -38,7 +38,7 @@ class LongestPossible(OrderedPolicy):
     def push(self, request: Request) -> None:
         super().push(request)
         group = self._group_of(request)
-        group.ready.put(request, (request.sampled, request.order))
+        group.ready.put(request, request.sampled, request.order)
         if request.sampled:
             group.posterior.reached(request.index, request.sampled)
         if request.sampled or group.ranked_for != 0:  # else its rank stays
@@ -102,7 +102,7 @@ class LongestPossible(OrderedPolicy):
             return
         possible = group.posterior.possible(request.sampled, CHANCE)
         group.ranked_for = request.sampled
-        self._queue.put(group, (request.sampled - possible, group.taken, group.order))
+        self._queue.put(group, request.sampled - possible, group.taken, group.order)
 
 
 class _Group:

@@ -93,7 +93,7 @@ class Ranked(OrderedPolicy):
     @override
     def push(self, request: Request) -> None:
         super().push(request)
-        self._queue.put(request, (self._rank(request), request.order))
+        self._queue.put(request, self._rank(request), request.order)
 
     @override
     def take_out(self, request: Request) -> None:

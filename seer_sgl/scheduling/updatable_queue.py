@@ -1,7 +1,6 @@
 """A priority queue of items that can be ranked again."""
 
 import heapq
-import itertools
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
@@ -17,14 +16,16 @@ class UpdatableQueue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Any, int, T]] = []
+        # The parts of a rank, the turn and the item. One flat tuple is one object to collect.
+        self._heap: list[tuple[Any, ...]] = []
         self._turns: dict[int, int] = {}  # of the valid entry, by the item's `id`
-        self._turn = itertools.count()
+        self._turn = 0
 
-    def put(self, item: T, rank: Any) -> None:
+    def put(self, item: T, *rank: Any) -> None:
         """Adds an item, or changes its rank."""
-        turn = self._turns[id(item)] = next(self._turn)
-        heapq.heappush(self._heap, (rank, turn, item))
+        self._turn += 1
+        self._turns[id(item)] = self._turn
+        heapq.heappush(self._heap, (*rank, self._turn, item))
         if len(self._heap) > MOST_VOID + 2 * len(self._turns):
             self._heap[:] = [entry for entry in self._heap if self._valid(entry)]
             heapq.heapify(self._heap)
@@ -37,17 +38,19 @@ class UpdatableQueue(Generic[T]):
         """Returns the item of the lowest rank; None if there is none."""
         while self._heap:
             if self._valid(self._heap[0]):
-                return self._heap[0][2]
+                item: T = self._heap[0][-1]
+                return item
             heapq.heappop(self._heap)
         return None
 
     def __iter__(self) -> Iterator[T]:
         """Yields all items, in no order."""
-        return (entry[2] for entry in self._heap if self._valid(entry))
+        return (entry[-1] for entry in self._heap if self._valid(entry))
 
     def __len__(self) -> int:
         """The number of items, without void entries."""
         return len(self._turns)
 
-    def _valid(self, entry: tuple[Any, int, T]) -> bool:
-        return self._turns.get(id(entry[2])) == entry[1]
+    def _valid(self, entry: tuple[Any, ...]) -> bool:
+        turn: int = entry[-2]
+        return self._turns.get(id(entry[-1])) == turn

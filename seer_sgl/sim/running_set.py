@@ -59,7 +59,7 @@ class RunningSet:
         job.first_step = self.steps
         self.jobs[job.rid] = job
         self._by_end.put(job, job.tokens - job.output_base)
-        self._by_output.put(job, (job.output_base, -job.prompt_len))
+        self._by_output.put(job, job.output_base, -job.prompt_len)
         self._count(job, +1)
 
     def leave(self, job: Job) -> None:
