@@ -203,7 +203,7 @@ class HttpEngine:
 
     async def _post_chunk(self, body: aiohttp.Payload, limit: int) -> bytes:
         try:
-            return await self._calls.call("POST", GENERATE, body, limit=limit)
+            return await self._calls.reply("POST", GENERATE, body, limit)
         except Unreachable as error:
             raise await self._broken(error) from error
 
@@ -326,7 +326,7 @@ class HttpEngine:
         await self._closes.settle()
 
     async def _close_session(self, uid: str) -> None:
-        await self._calls.call("POST", "/close_session", aiohttp.JsonPayload({"session_id": uid}))
+        await self._calls.reply("POST", "/close_session", aiohttp.JsonPayload({"session_id": uid}))
 
     async def flush(self) -> None:
         """Drops all cached KV on the server, of all its ranks, but not in the pool.
@@ -410,7 +410,7 @@ class HttpEngine:
 
     @property
     def _name(self) -> str:
-        return f"engine {self._info.engine_id} ({self._url})"
+        return self._calls.name
 
     async def _plugin(self) -> contract.PluginReport | None:
         """Returns the current report of our plugin; None for a stock server."""
@@ -420,8 +420,9 @@ class HttpEngine:
 
     @property
     def _calls(self) -> ServerCalls:
-        engine_id = self._info.engine_id
-        return ServerCalls(self._session, self._url, self._name, engine_id, lambda: self.server.why)
+        engine_id, url = self._info.engine_id, self._url
+        name = f"engine {engine_id} ({url})"
+        return ServerCalls(self._session, url, name, engine_id, lambda: self.server.why)
 
     async def _get(self, path: str, kind: type[T]) -> T:
         return await self._calls.get(path, kind, self._timing.control_timeout_s)

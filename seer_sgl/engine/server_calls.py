@@ -39,33 +39,42 @@ class ServerCalls(NamedTuple):
     engine_id: str | None = None
     exit_reason: Callable[[], str] = str
 
+    async def reply(
+        self,
+        method: str,
+        path: str,
+        body: aiohttp.Payload | None = None,
+        limit: int = REPLY_BYTES,
+    ) -> bytes:
+        """Returns the reply to a call, of at most `limit` bytes, however long it takes.
+
+        Raises Unreachable if the connection fails, RequestRejected if SGLang refuses a request of
+        `/generate`, and EngineUnavailable for any other HTTP error.
+        """
+        try:
+            async with requested(self.session, method, self.url + path, body) as response:
+                reply = await read_body(response, limit)
+        except (aiohttp.ClientError, OSError) as error:
+            raise self.unreachable(error) from error
+        if response.status >= HTTPStatus.BAD_REQUEST:
+            raise self.failure(response.status, reply, path)
+        return reply
+
     async def call(
         self,
         method: str,
         path: str,
         body: aiohttp.Payload | None = None,
         *,
-        within_s: float | None = None,
+        within_s: float,
         limit: int = REPLY_BYTES,
     ) -> bytes:
-        """Returns the reply to a call, of at most `limit` bytes.
-
-        Raises Unreachable if the connection fails or `within_s` has passed, RequestRejected if
-        SGLang refuses a request of `/generate`, and EngineUnavailable for any other HTTP error.
-        """
+        """Returns the reply to a call. Raises like `reply`, and Unreachable after `within_s`."""
         try:
-            async with (
-                asyncio.timeout(within_s),
-                requested(self.session, method, self.url + path, body) as response,
-            ):
-                reply = await read_body(response, limit)
-        except (aiohttp.ClientError, OSError) as error:
-            late = within_s is not None and isinstance(error, TimeoutError)
-            why = f"no answer on {path} within {within_s:g} s" if late else ""
-            raise self.unreachable(error, why) from error
-        if response.status >= HTTPStatus.BAD_REQUEST:
-            raise self.failure(response.status, reply, path)
-        return reply
+            async with asyncio.timeout(within_s):
+                return await self.reply(method, path, body, limit)
+        except TimeoutError as error:
+            raise self.unreachable(error, f"no answer on {path} within {within_s:g} s") from error
 
     async def get(self, path: str, kind: type[T], within_s: float) -> T:
         """Returns the JSON at a path, decoded as `kind`. Raises like `call`."""

@@ -130,11 +130,11 @@ def description(body: bytes) -> EngineInfo:
 class CannedCalls(ServerCalls):
     """Has the same reply to every call."""
 
-    reply = b""
+    canned = b""
 
     @override
-    async def call(self, *_: object, **__: object) -> bytes:
-        return self.reply
+    async def reply(self, *_: object, **__: object) -> bytes:
+        return self.canned
 
 
 class Canned(HttpEngine):
@@ -148,7 +148,7 @@ class Canned(HttpEngine):
     @override
     def _calls(self) -> ServerCalls:
         calls = CannedCalls(*super()._calls)
-        calls.reply = self.reply
+        calls.canned = self.reply
         return calls
 
     async def _keep_up(self) -> None:
