@@ -31,6 +31,7 @@ class FakeControl:
     weights: str = "first"
     groups: dict[str, tuple[int, int]] = field(default_factory=dict)  # rank offset, world size
     slow_s: float = 0.0  # the time that an update takes
+    held: asyncio.Event | None = None  # an update ends once it is set
     updating: asyncio.Event = field(default_factory=asyncio.Event)  # an update has begun
     continued: asyncio.Event = field(default_factory=asyncio.Event)
     weight_version: str = "v1"
@@ -163,6 +164,8 @@ class FakeControl:
             self.died = "Cache flush failed after updating weights"
         self.updating.set()
         await asyncio.sleep(self.slow_s)
+        if self.held is not None:
+            await self.held.wait()
         self.weights = fields.get("model_path", "tensors")
         self.weight_version = fields.get("weight_version") or self.weight_version
         return {"success": True, "message": "Succeeded to update model weights."}

@@ -86,10 +86,11 @@ async def test_an_engine_that_is_restarted_before_the_last_has_loaded_is_stale(
 ) -> None:
     if parts:
         await it.post("/begin_weight_update")
-    fakes[0].slow_s = 0.2
+    held = fakes[0].held = asyncio.Event()
     update = asyncio.create_task(it.post(DISK, model_path="new"))
     await until(lambda: fakes[1].weights == "new")
     fakes[1].startup_s += 1  # an update without a version: the name of its weights is the same
+    held.set()
     assert (await update)[0] == 200
     if parts:
         await it.post("/end_weight_update")
@@ -233,10 +234,12 @@ async def test_one_engine_alone_generates_for_a_check_of_its_weights() -> None:
 async def test_an_engine_is_stopped_only_after_the_update_that_it_takes_part_in(
     it: Served, fakes: Fakes
 ) -> None:
+    held = fakes[0].held = asyncio.Event()
     update = await under_way(it.post(DISK, model_path="new", weight_version="v2"), *fakes)
     await it.ask("DELETE", "/workers/e1")
     await asyncio.sleep(0.05)
     assert len(it.service.fleet.engines) == 2
+    held.set()
     assert list((await update)[1]["engines"]) == ["e0", "e1"]
     await until(lambda: len(it.service.fleet.engines) == 1)
 
