@@ -486,9 +486,9 @@ async def test_a_server_that_hangs_cannot_hold_up_who_gives_it_weights() -> None
 
 
 class Together(FakeSGLang):
-    """Once `held`, answers no look and no load before both were asked for."""
+    """Once `paired`, answers no look and no load before both were asked for."""
 
-    held = False
+    paired = False
 
     @override
     def app(self) -> web.Application:
@@ -497,7 +497,7 @@ class Together(FakeSGLang):
 
         @web.middleware
         async def together(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if self.held:
+            if self.paired:
                 asked.add(request.path)
                 if "/v1/loads" in asked and len(asked) > 1:
                     both.set()
@@ -515,7 +515,7 @@ async def test_the_calls_of_a_poll_do_not_wait_for_each_other(looked_before: boo
     async with joined(fake) as engine:
         if looked_before:
             await engine.load()
-        fake.held, fake.weight_version = True, "v2"
+        fake.paired, fake.weight_version = True, "v2"
         assert (await engine.load()).used_tokens == 0
         assert engine.info.weight_version == "v2"
 
