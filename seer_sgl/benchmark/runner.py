@@ -69,13 +69,16 @@ class Runner:
     async def rounds(self) -> AsyncIterator[Measurement]:
         """Runs every arm once per round. Each round takes the next seed and reverses the arms.
 
+        A seed that is taken again has them in the other order, however many seeds there are.
+
         If an arm fails, later rounds skip it. Raises SeerError if all arms have failed.
         """
         seeds, arms = self.config.bench.seeds, list(self.arms)
         for number in range(self.config.bench.rounds):
-            for arm in arms[:] if number % 2 == 0 else arms[::-1]:
+            turn, place = divmod(number, len(seeds))
+            for arm in arms[:] if (turn + place) % 2 == 0 else arms[::-1]:
                 try:
-                    yield await self.once(arm, number, seeds[number % len(seeds)])
+                    yield await self.once(arm, number, seeds[place])
                 except FAILURES as error:
                     logger.info("arm %s failed, later rounds skip it: %s", arm.name, error)
                     self.failures.append(ArmFailure(arm.name, number, str(error)))

@@ -53,16 +53,19 @@ def new_runner(tmp_path: Path, *overrides: str) -> Runner:
     return Runner(load_ready_bench(gpu=False, overrides=set_up), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("seeds", "back"),
+    [([9, 1, 8], [False, True, False, True]), ([9, 1], [False, True, True, False])],
+)
 async def test_rounds_take_the_seeds_in_turn_and_the_arms_there_and_back(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    seeds: list[int], back: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rolls = Rolls(monkeypatch)
-    async for _ in new_runner(tmp_path).rounds():
+    async for _ in new_runner(tmp_path, f"bench.seeds={seeds}").rounds():
         pass
     there = [arm.name for arm in ARMS]
-    seeds = [9, 1, 8, 9]
-    for number, seed in enumerate(seeds):
-        arms = there if number % 2 == 0 else there[::-1]
+    for number, reverse in enumerate(back):
+        arms, seed = there[::-1] if reverse else there, seeds[number % len(seeds)]
         assert rolls.measured[3 * number : 3 * number + 3] == [(number, seed, arm) for arm in arms]
 
 
