@@ -232,7 +232,10 @@ def last_line(log: Path) -> str:
 
 
 def _log_lines(log: Path) -> list[str]:
-    text = log.read_text(errors="replace")
+    try:
+        text = log.read_text(errors="replace")
+    except OSError as error:
+        return [f"the log cannot be read: {error.strerror}"]
     return [line.rstrip() for line in text.splitlines() if line.strip()]
 
 

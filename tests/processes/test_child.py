@@ -16,7 +16,14 @@ import pytest
 
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes import child, shared_memory
-from seer_sgl.processes.child import PARENT_POLL_S, PORTS, OwnedProcess, free_port
+from seer_sgl.processes.child import (
+    PARENT_POLL_S,
+    PORTS,
+    OwnedProcess,
+    free_port,
+    last_line,
+    log_tail,
+)
 from seer_sgl.processes.supervisor import SupervisedProcess, supervised
 from seer_sgl.timing import Timing
 from tests.support.processes import lives
@@ -27,6 +34,15 @@ def test_a_free_port_is_given_once_and_is_none_of_an_outgoing_connection() -> No
     given = [free_port() for _ in range(50)]
     assert len(set(given)) == 50
     assert set(given) <= set(PORTS)
+
+
+def test_a_log_that_is_gone_hides_no_other_error(tmp_path: Path) -> None:
+    gone = tmp_path / "gone.log"
+    assert (
+        last_line(gone)
+        == log_tail(gone).strip()
+        == ("the log cannot be read: No such file or directory")
+    )
 
 
 def test_a_port_somebody_listens_on_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
