@@ -203,9 +203,12 @@ class Service:
                 if engine_id is None:
                     await self.generation.pass_through(passthrough, *tokens)
                 else:
-                    self.generation.require_room(1)
-                    await self.backend.holds.over()
-                    await passthrough(engine_id)
+                    self.generation.reserve(1)
+                    try:
+                        await self.backend.holds.over()
+                        await passthrough(engine_id)
+                    finally:
+                        self.generation.release(1)
         except EngineUnavailable as error:
             raise Failed(str(error)) from error
         except TimeoutError:

@@ -1,5 +1,6 @@
 """SGLang's other endpoints: an engine answers them, and a session stays on its engine."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 
 from tests.server.chat_fake import ChatFake, model_folder
 from tests.server.helpers import served
+from tests.support.bodies import body
+from tests.support.waiting import until
 
 
 async def test_other_endpoints_go_to_an_engine_and_hold_room_in_the_ledger() -> None:
@@ -79,3 +82,17 @@ async def test_requests_of_a_session_of_sglang_go_where_it_was_opened() -> None:
         for fake in fakes:
             closed = [body for path, body in fake.received if path == "/close_session"]
             assert closed == [{"session_id": f"session-{id(fake)}"}]
+
+
+async def test_a_turn_of_a_session_of_sglang_is_a_response_in_progress() -> None:
+    fake = ChatFake()
+    async with served(fake, server={"max_requests": 1}) as it:
+        name = (await it.post("/open_session", capacity_of_str_len=9))[1]
+        turn = body(2, session_params={"id": name})
+        fake.faults.append("stall")
+        first = asyncio.create_task(it.post("/generate", **turn))
+        await until(lambda: len(fake.seen) == 1)
+        assert (await it.post("/generate", **turn))[0] == 429
+        fake.wake_stalled()
+        assert (await first)[0] == 200
+        assert not it.service.generation.in_progress
