@@ -17,7 +17,7 @@ HEAD = """\
 All names of `seer_sgl` that a program may rely on, with their docstrings.
 The fields of the types that they name may be relied on too; every other name may change. How to use them: [Python](python.md).
 """
-HIDDEN = ("fail", "finish", "leave", "over")  # for the driver and the rollout
+HIDDEN = ("Driver.over", "Run.fail", "Run.finish", "Run.leave")  # for the driver and the rollout
 HANDED_OUT = (
     "Backend",
     "Client",
@@ -63,7 +63,7 @@ def _members(cls: type) -> Iterator[tuple[str, Any]]:
     """Yields the public methods and properties of a class, in the order of its source."""
     for name, member in vars(cls).items():
         described = isinstance(member, property | staticmethod | classmethod) or callable(member)
-        if described and not name.startswith("_") and name not in HIDDEN:
+        if described and not name.startswith("_") and f"{cls.__name__}.{name}" not in HIDDEN:
             yield name, member
 
 
