@@ -21,25 +21,33 @@ from seer_sgl.sim.steps import StepTime
 from seer_sgl.what_if.constants import fits, fitted
 from seer_sgl.what_if.timed_calls import Body, Inputs, body, random_inputs, seconds
 
-BATCHES = (1, 2, 4, 8, 10, 16)
-PROMPT, WRITTEN = 256, 448  # tokens: contexts of the benchmark's responses
+WRITTEN = 448  # tokens
+CASES = (  # sequences, and tokens of their prompts: contexts of the benchmark's responses
+    *((batch, 256) for batch in (1, 2, 4, 8, 10, 16)),
+    *((batch, 1500) for batch in (1, 2, 4)),
+    *((batch, 3000) for batch in (1, 2)),
+)
 REPEATS = 7  # the median counts
 RESERVED = 64  # KV tokens that a server may keep for the drafts of a request
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """The steps of `batch` sequences: drafts per sequence, and seconds, means over the steps."""
+    """The steps of `batch` sequences: KV tokens and drafts per sequence, and seconds; means over
+    the steps."""
 
     batch: int
+    context: float
     drafts: float
     step_s: float
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """What a verification adds to a plain step: milliseconds, and microseconds per draft."""
+    """What a verification adds to a plain step: milliseconds, microseconds per draft, and
+    nanoseconds per draft and KV token that it attends to."""
 
     step_ms: float
     draft_us: float
+    kv_ns: float
 
 
 async def measured_verification(
@@ -52,12 +60,12 @@ async def measured_verification(
     infos = [engine.info for engine in engines]
     async with open_session(api_key) as session:
         rows = [
-            await _verified(session, engines, batch)
-            for batch in BATCHES
-            if fits(infos, batch, PROMPT + WRITTEN + RESERVED)
+            await _verified(session, engines, batch, prompt)
+            for batch, prompt in CASES
+            if fits(infos, batch, prompt + WRITTEN + RESERVED)
         ]
     drafted = [row for row in rows if row.drafts >= 1]  # the others do not pay, so they are plain
-    if len(drafted) < 2:
+    if len({row.batch for row in drafted}) < 2 or len({row.context for row in drafted}) < 2:
         raise EngineUnavailable(f"{infos[0].url}: verifies no drafts of equal responses")
     return fitted_verification(drafted, plain)
 
@@ -65,23 +73,23 @@ async def measured_verification(
 def fitted_verification(rows: Sequence[Verified], plain: EngineConfig) -> Verification:
     """Returns what the steps take beyond plain ones of the same batch and context."""
     step = StepTime(plain)
-    plain_s = [
-        step.fixed(row.batch) + row.batch * (PROMPT + WRITTEN / 2) * step.attention()
-        for row in rows
-    ]
-    fixed, draft = fitted(
-        [(1.0, row.batch * row.drafts) for row in rows],
+    plain_s = [step.fixed(row.batch) + row.batch * row.context * step.attention() for row in rows]
+    drafts = [row.batch * row.drafts for row in rows]
+    fixed, draft, kv = fitted(
+        [(1.0, count, count * row.context) for count, row in zip(drafts, rows, strict=True)],
         [row.step_s - alone for row, alone in zip(rows, plain_s, strict=True)],
         plain_s,
     )
-    return Verification(step_ms=max(0.0, fixed) * 1e3, draft_us=max(0.0, draft) * 1e6)
+    return Verification(
+        step_ms=max(0.0, fixed) * 1e3, draft_us=max(0.0, draft) * 1e6, kv_ns=max(0.0, kv) * 1e9
+    )
 
 
 async def _verified(
-    session: aiohttp.ClientSession, engines: Sequence[HttpEngine], batch: int
+    session: aiohttp.ClientSession, engines: Sequence[HttpEngine], batch: int, prompt: int
 ) -> Verified:
     urls = [engine.info.url for engine in engines]
-    inputs, name = random_inputs(len(urls), batch, PROMPT), uuid.uuid4().hex
+    inputs, name = random_inputs(len(urls), batch, prompt), uuid.uuid4().hex
     await seconds(session, urls, _samples(inputs, name, 0, 1 + WRITTEN))
     found = []
     for sample in range(1, 1 + REPEATS):
@@ -91,7 +99,8 @@ async def _verified(
         widths = await _steps(engines) - before
         steps = widths.total()
         drafts = sum((width - 1) * count for width, count in widths.items()) / max(1, steps)
-        found.append(Verified(batch, drafts, (whole - begin) * len(urls) / max(1, steps)))
+        step_s = (whole - begin) * len(urls) / max(1, steps)
+        found.append(Verified(batch, prompt + WRITTEN / 2, drafts, step_s))
     return sorted(found, key=lambda one: one.step_s)[REPEATS // 2]
 
 

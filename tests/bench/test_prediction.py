@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 from bench.full import prediction
-from bench.full.prediction import Constants, measure_constants, predict
+from bench.full.prediction import Constants, configured, measure_constants, predict
 from bench.full.verification import (
-    PROMPT,
-    WRITTEN,
+    CASES,
     Verification,
     Verified,
     fitted_verification,
@@ -27,6 +26,7 @@ from seer_sgl.errors import EngineStartError, EngineUnavailable, PoolError, Seer
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.source import load_settings
+from seer_sgl.sim.steps import StepTime
 from seer_sgl.types import Prompt
 from seer_sgl.what_if.constants import begin_s, fits, fitted_step
 from tests.support.rows import row
@@ -49,7 +49,7 @@ ENGINE = EngineConfig(
     prefill_tok_s=20_000,
 )
 CONSTANTS = Constants(
-    engine=ENGINE, pooled_chunk_ms=4, verification=Verification(step_ms=1, draft_us=50)
+    engine=ENGINE, pooled_chunk_ms=4, verification=Verification(step_ms=1, draft_us=50, kv_ns=20)
 )
 
 
@@ -102,7 +102,7 @@ def test_chunks_and_verifications_take_what_was_measured() -> None:
         return float(predicted(rolled(arm), r0=constants)[arm]["predicted_wall_s"])
 
     dear_chunks = msgspec.structs.replace(CONSTANTS, pooled_chunk_ms=40)
-    dear_drafts = msgspec.structs.replace(CONSTANTS, verification=Verification(9, 500))
+    dear_drafts = msgspec.structs.replace(CONSTANTS, verification=Verification(9, 500, 0))
     for arm, chunks_count, drafts_count in (
         ("divided", False, False),  # without a pool
         ("context", True, False),
@@ -111,6 +111,16 @@ def test_chunks_and_verifications_take_what_was_measured() -> None:
         usual = wall_s(arm, CONSTANTS)
         assert (wall_s(arm, dear_chunks) > 1.05 * usual) == chunks_count
         assert (wall_s(arm, dear_drafts) > 1.05 * usual) == drafts_count
+
+
+def test_a_verification_attends_with_all_of_its_nodes() -> None:
+    sim = load_settings(SIM)
+    drafts = sim.speculation.drafts
+    assert drafts is not None
+    step = StepTime(configured(sim, EVERY[SEER], CONSTANTS, 1000).engine)
+    read_s = 1536 / 5e9
+    assert step.attention() == pytest.approx(read_s), "a plain step"
+    assert step.attention(drafts) == pytest.approx(read_s + drafts * 20e-9)
 
 
 def test_the_report_says_what_the_simulation_assumes() -> None:
@@ -199,14 +209,15 @@ def test_what_a_chunk_adds_when_it_begins() -> None:
 
 
 def test_what_a_verification_adds_to_a_step() -> None:
-    def step_s(batch: int, drafts: float) -> float:
-        context = batch * (PROMPT + WRITTEN / 2)
-        plain_s = 1e-3 + batch * 150e-6 + context * 1536 / 5e9
-        return plain_s + 2e-3 + batch * drafts * 40e-6
+    def row(batch: int, context: float) -> Verified:
+        drafts = 16 - batch / 8
+        plain_s = 1e-3 + batch * 150e-6 + batch * context * 1536 / 5e9
+        more_s = 2e-3 + batch * drafts * (40e-6 + context * 30e-9)
+        return Verified(batch, context, drafts, plain_s + more_s)
 
-    rows = [Verified(batch, 16 - batch / 8, step_s(batch, 16 - batch / 8)) for batch in (1, 4, 8)]
+    rows = [row(batch, context) for batch in (1, 4, 8) for context in (500, 2000)]
     found = fitted_verification(rows, ENGINE)
-    assert (found.step_ms, found.draft_us) == pytest.approx((2, 40), rel=1e-3)
+    assert msgspec.structs.astuple(found) == pytest.approx((2, 40, 30), rel=1e-3)
 
 
 class DraftingServer:
@@ -243,8 +254,11 @@ async def test_equal_responses_are_drafted_and_their_steps_counted(
         origins = [body["sampling_params"]["custom_params"]["seer_sgl"] for body in bodies]
         assert seeds == list(range(len(bodies))), "the same for every sample"
         assert len({origin["group"] for origin in origins}) == len(bodies)
-        assert all(origin["prompt_len"] == PROMPT for origin in origins)
-    assert {len(bodies) for bodies in server.calls} == {1, 2, 4}, "the server's limit"
+        assert [origin["prompt_len"] for origin in origins] == [
+            len(body["input_ids"]) for body in bodies
+        ]
+    called = {(len(bodies), len(bodies[0]["input_ids"])) for bodies in server.calls}
+    assert called == {case for case in CASES if case[0] <= 4}, "the server's limit"
     with pytest.raises(EngineUnavailable, match="verifies no drafts"):
         await measured_verification([cast(Any, DraftingServer(drafts=0))], ENGINE)
 
