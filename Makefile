@@ -190,7 +190,7 @@ SEEDS ?= 1
 rl: openrlhf-env
 	$(BIN)/python -m bench.rl --seeds $(SEEDS) --out out/rl
 
-# All of Seer against plain SGLang, with router, prediction and soak (50 minutes on two cores). OUT
+# All of Seer against plain SGLang, with router, prediction and soak (1 to 2 hours on two cores). OUT
 # selects another folder.
 OUT ?= out/bench/$(shell date +%Y%m%d-%H%M%S)
 bench: $(READY)
