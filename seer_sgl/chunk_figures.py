@@ -39,5 +39,5 @@ class Totals:
 
     @property
     def accept_length(self) -> float | None:
-        """Generated tokens per verification; None without any."""
+        """Tokens of chunks with verifications, per verification; None without any."""
         return self.speculated / self.verify_steps if self.verify_steps else None

@@ -110,6 +110,11 @@ class ChunkReply(msgspec.Struct, kw_only=True):
         """The number of input tokens whose KV was in a cache."""
         return self.cached_device + self.cached_host + self.cached_storage
 
+    @property
+    def speculated(self) -> int:
+        """The number of its tokens, if there was a verification."""
+        return len(self.ids) if self.verify_steps else 0
+
 
 # Receives the tokens of a chunk as the engine produces them: each token once, in a reply that holds
 # the new tokens only. They are final.
@@ -171,6 +176,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     failure: Failure | None = None  # why it was given up
     streaming: bool = False  # its tokens are reported as they arrive
     verify_steps: int = 0
+    speculated: int = 0  # tokens of the replies with verifications
     submitted_at: float = 0.0
     started_at: float | None = None
     finished_at: float | None = None
@@ -251,6 +257,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
             elif span.tokens:
                 self.weight_spans.append(span)
         self.verify_steps += reply.verify_steps
+        self.speculated += reply.speculated
 
     def _append_experts(self, more: RoutedExperts, rows: int) -> None:
         if self.routed + more.rows != rows:
@@ -406,7 +413,7 @@ class ChunkFigures(msgspec.Struct, frozen=True):
             recomputed=max(0, given - reply.cached - 1) if continues else 0,
             retractions=reply.retractions,
             verify_steps=reply.verify_steps,
-            speculated=len(reply.ids) if reply.verify_steps else 0,
+            speculated=reply.speculated,
         )
 
 
@@ -467,7 +474,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     chunk_lengths: list[int] = []
     """Tokens that each chunk brought, in order."""
     accept_length: float | None
-    """Mean tokens per verification; null without speculative decoding."""
+    """Tokens of chunks with verifications, per verification; null without any."""
     submitted_at: float
     """Seconds since the start of the rollout."""
     started_at: float

@@ -3,7 +3,7 @@
 import pytest
 
 from seer_sgl.types import ChunkReply, RequestState, WeightSpan, logprob_array, token_array
-from tests.helpers import make_group, make_reply
+from tests.helpers import made_sample, make_group, make_reply
 
 
 def test_append_joins_neighbouring_spans_of_one_weight_version() -> None:
@@ -43,3 +43,14 @@ def test_a_request_finishes_once() -> None:
 def test_token_ids_beyond_32_bits_are_refused() -> None:
     with pytest.raises(OverflowError):
         token_array([1 << 40])
+
+
+def test_given_tokens_and_those_without_a_verification_are_not_in_the_accept_length() -> None:
+    request = make_group().requests[0]
+    request.prefill(token_array(range(7)), "v1")
+    plain, verified = make_reply(20), make_reply(10)
+    verified.verify_steps = 4
+    for reply in (plain, verified):
+        request.append(reply)
+    assert request.generated == 37
+    assert made_sample(request).accept_length == 2.5

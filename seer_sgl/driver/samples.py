@@ -37,7 +37,7 @@ class SampleMaker:
             engines=request.engines,
             chunk_lengths=request.chunk_lengths,
             accept_length=(
-                request.generated / request.verify_steps if request.verify_steps else None
+                request.speculated / request.verify_steps if request.verify_steps else None
             ),
             submitted_at=round(request.submitted_at - self._started_at, 6),
             started_at=round(started - self._started_at, 6),

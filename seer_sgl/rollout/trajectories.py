@@ -262,7 +262,6 @@ class _Shared:
             rollout_log_probs=log_probs,
             weight_spans=spans_after(request.weight_spans, given),
             text=text,
-            accept_length=len(response) / request.verify_steps if request.verify_steps else None,
         )
 
     def close(self) -> None:

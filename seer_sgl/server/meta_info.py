@@ -91,7 +91,7 @@ class Reply:
         meta["e2e_latency"] = (answer.ended_at or 0.0) - answer.arrived_at
         if totals.verify_steps:
             meta["spec_verify_ct"] = totals.verify_steps
-            meta["spec_accept_length"] = completion / totals.verify_steps
+            meta["spec_accept_length"] = totals.accept_length
         meta["seer"] = {
             "chunks": totals.chunks,
             "engines": answer.engines,

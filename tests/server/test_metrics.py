@@ -18,6 +18,9 @@ from tests.support.waiting import until
 from .helpers import CHUNK, served
 from .scrape import scraped
 
+PROMPT = 3  # tokens
+VERIFIED = 4
+
 
 async def test_tokens_chunks_and_requests_are_counted_once() -> None:
     fakes = [FakeSGLang(longest=1000), FakeSGLang(longest=1000)]
@@ -46,11 +49,13 @@ async def test_tokens_chunks_and_requests_are_counted_once() -> None:
 
 
 class Forgetful(FakeSGLang):
-    """Has lost half of each input's KV, and preempts every request once."""
+    """Has lost half of each input's KV, preempts every request once, and drafts in continuations
+    only: VERIFIED steps each."""
 
     def _reply(self, call: dict[str, Any], fault: str = "ok") -> dict[str, Any]:
-        reply = super()._reply(call, fault)
-        reply["meta_info"] |= {"cached_tokens": len(call["input_ids"]) // 2, "num_retractions": 1}
+        reply, tokens = super()._reply(call, fault), len(call["input_ids"])
+        reply["meta_info"] |= {"cached_tokens": tokens // 2, "num_retractions": 1}
+        reply["meta_info"] |= {"spec_verify_ct": VERIFIED} if tokens > PROMPT else {}
         return reply
 
 
@@ -62,7 +67,7 @@ async def test_the_metas_of_all_replies_add_up_to_the_metrics_and_to_the_report(
         replies = await asyncio.gather(*(it.generate(**body(i)) for i in range(6)))
         now = await scraped(it)
     metas = [reply["meta_info"] for reply in replies]
-    inputs = [3 + chunk * CHUNK for chunk in range(1, LIMIT // CHUNK)]  # of the continuations
+    inputs = [PROMPT + chunk * CHUNK for chunk in range(1, LIMIT // CHUNK)]  # of the continuations
     made = report(record)
     recomputed = 6 * sum(tokens - tokens // 2 - 1 for tokens in inputs)
     assert sum(meta["seer"]["recomputed_tokens"] for meta in metas) == recomputed
@@ -74,6 +79,11 @@ async def test_the_metas_of_all_replies_add_up_to_the_metrics_and_to_the_report(
         ("retractions", "retractions", sum(meta["num_retractions"] for meta in metas)),
     ):
         assert now(f"seer_{figure}_total") == made[key] == mine > 0
+    verified = sum(meta["spec_verify_ct"] for meta in metas)
+    assert now("seer_verify_steps_total") == verified == VERIFIED * len(inputs) * 6
+    assert now("seer_speculated_tokens_total") == CHUNK * len(inputs) * 6
+    for accepted in (made["accept_length"], *(meta["spec_accept_length"] for meta in metas)):
+        assert accepted == CHUNK / VERIFIED
     moved = sum(
         before != after
         for meta in metas

@@ -41,7 +41,7 @@ KEYS: Mapping[str, str] = {
         "engines, two per second"
     ),
     "retractions": "preemptions by SGLang; a request may have several",
-    "accept_length": "mean tokens per verification; null without speculative decoding",
+    "accept_length": "tokens of chunks with verifications, per verification; null without any",
     "finish_reasons.*": "samples by finish reason: `stop`, `length`, `abort`",
     "response_length.mean": "mean tokens per response",
     "response_length.median": "median tokens per response",
