@@ -37,7 +37,7 @@ async def main(url: str, groups: list[Any], target: int) -> None:
                 rollout = stream.headers["X-Seer-Rollout-Id"]
                 async with session.post(f"/rollout/{rollout}/{verdict}", json=name) as reply:
                     print(f"{event['group_id']}: {verdict}, {reply.status}", flush=True)
-    print(f"{event['state']}: {event['groups']} groups, {event['response_tokens']} tokens")
+    print(f"{event['state']}: {event['groups']} groups, {event['generated_tokens']} tokens")
 
 
 if __name__ == "__main__":

@@ -115,6 +115,11 @@ class Run:
         if group.uid in self.unfinished:
             self._loop.scheduler.prefer(group)
 
+    def engine_of(self, request: Request) -> str | None:
+        """Returns the engine of a request's chunk in flight; None without one."""
+        flight = self._loop.flights.of(request)
+        return None if flight is None else flight.chunk.engine_id
+
     def abort(self, request: Request) -> None:
         """Ends a request early, with the tokens that its engine returns.
 

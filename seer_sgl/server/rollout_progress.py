@@ -33,7 +33,7 @@ def summary(served: ServedRollout) -> dict[str, Any]:
             "counted": len(tally.counted),
         },
         "samples": {"total": served.requests, "finished": served.finished_requests},
-        "response_tokens": served.tokens,
+        "generated_tokens": served.totals.tokens,
     }
 
 
@@ -62,7 +62,7 @@ def tail(served: ServedRollout) -> list[dict[str, Any]]:
                 "group_id": request.group.group_id,
                 "index": request.index,
                 "tokens": request.generated,
-                "engine": served.sent_to.get(request.uid),
+                "engine": served.engine_of(request),
                 "chunks": len(request.engines),
                 "age_s": age_s,
             }

@@ -164,7 +164,7 @@ def _end_line(served: ServedRollout) -> bytes:
         failed_groups=len(tally.failed),
         unfinished_groups=tally.unfinished,
         samples=served.finished_requests,
-        response_tokens=served.tokens,
+        generated_tokens=served.totals.tokens,
         group_ids=tally.counted,
     )
 

@@ -15,15 +15,7 @@ from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import RolloutError
 from seer_sgl.rollout.journaled import RolloutJournal
 from seer_sgl.rollout.session import RolloutSession
-from seer_sgl.types import (
-    Chunk,
-    ChunkResult,
-    Failure,
-    Group,
-    Request,
-    RequestState,
-    Sample,
-)
+from seer_sgl.types import Failure, Group, Request, RequestState, Sample
 
 from .errors import Conflict
 from .rollout_body import RolloutBody
@@ -70,12 +62,11 @@ class ServedRollout(Observer):
         self.error: str | None = None
         self.requests = sum(len(group.requests) for group in groups)
         self.finished_requests = 0
-        self.tokens = 0
+        self.totals = session.recorder.totals  # of the chunks that came back
         self.delivered = 0  # groups that the reader has taken
         self.report: dict[str, Any] | None = None  # once it has ended
         self.resumed = session.recorder.resumed  # as in the report
         self.running: dict[str, Group] = {}  # submitted and unfinished, by group id
-        self.sent_to: dict[str, str] = {}  # the engine of a chunk in flight, by request
         self._waiting = deque(sorted(groups, key=_completed_at))  # restored ones in their order
         self._ahead = 0  # requests of groups that are submitted and not taken
         self._preferred: set[str] = set()
@@ -103,6 +94,10 @@ class ServedRollout(Observer):
     def window(self) -> int:
         """The number of requests that may be submitted and not taken by the reader."""
         return AHEAD * sum(self._slots(info) for info in self._driver.engines)
+
+    def engine_of(self, request: Request) -> str | None:
+        """Returns the engine of a request's chunk in flight; None without one."""
+        return self._run.engine_of(request)
 
     async def watch(self) -> None:
         """Returns when the run has ended; ends the rollout if the driver has ended."""
@@ -168,20 +163,6 @@ class ServedRollout(Observer):
         self._when_ended(self)
 
     @override
-    def sent(self, chunk: Chunk, now: float) -> None:
-        self.sent_to[chunk.request.uid] = chunk.engine_id
-
-    @override
-    def grown(self, result: ChunkResult) -> None:
-        self.sent_to.pop(result.chunk.request.uid, None)
-        if result.reply is not None:
-            self.tokens += len(result.reply.ids)
-
-    @override
-    def lost(self, result: ChunkResult) -> None:
-        self.sent_to.pop(result.chunk.request.uid, None)
-
-    @override
     def finished(self, request: Request, sample: Sample) -> None:
         if self.end is None:
             self.finished_requests += 1
@@ -220,7 +201,6 @@ class ServedRollout(Observer):
         self._ahead += len(group.requests)
         now = clock()
         for request in group.requests:
-            self.tokens += request.generated
             if not request.engines:  # else restored, with the time of its first process
                 request.submitted_at = now
         self._require_open().submit(group)
@@ -253,7 +233,6 @@ class ServedRollout(Observer):
         assert session is not None
         session.close()
         self.running.clear()
-        self.sent_to.clear()
         self.report = session.report()
         if session.journal is not None:
             # Not here: it waits for the disk.

@@ -7,6 +7,8 @@ from collections import deque
 from typing import Any
 
 import pytest
+from aiohttp import web
+from typing_extensions import override
 
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
@@ -16,6 +18,7 @@ from tests.support.metrics import LIMIT, body, counters, streamed
 from tests.support.waiting import until
 
 from .helpers import CHUNK, served
+from .rollout_client import prompts, rollout
 from .scrape import scraped
 
 PROMPT = 3  # tokens
@@ -59,6 +62,22 @@ class Forgetful(FakeSGLang):
         return reply
 
 
+class Halting(Forgetful):
+    """Never continues the response to one prompt; the others wait until it has its first chunk."""
+
+    @override
+    async def _answer(
+        self, http: web.Request, call: dict[str, Any], fault: str
+    ) -> web.StreamResponse:
+        ids = call["input_ids"]
+        halts = ids[:PROMPT] == prompts(2)[1]["prompt_ids"]
+        if len(ids) > PROMPT and halts:
+            fault = "stall"
+        elif len(ids) > PROMPT:
+            await self.stalled.wait()
+        return await super()._answer(http, call, fault)
+
+
 async def test_the_metas_of_all_replies_add_up_to_the_metrics_and_to_the_report() -> None:
     async with served(Forgetful(longest=1000), Forgetful(longest=1000)) as it:
         driver = it.service.driver
@@ -90,6 +109,26 @@ async def test_the_metas_of_all_replies_add_up_to_the_metrics_and_to_the_report(
         for before, after in itertools.pairwise(meta["seer"]["engines"])
     )
     assert now("seer_migrations_total") == made["migrations"] == moved
+
+
+async def test_the_sample_and_the_progress_of_a_rollout_agree_with_its_report_and_the_metrics() -> (
+    None
+):
+    params = {"max_new_tokens": LIMIT}
+    async with served(Halting(longest=1 << 16), sampling=params) as it:
+        async with rollout(it, prompts(2, n=1), target_groups=1) as stream:
+            _, line, end = await stream.rest()
+            progress = await stream.progress()
+        now = await scraped(it)
+    (sample,), made = line["samples"], progress["report"]
+    assert (sample["group_id"], sample["response_length"], end["state"]) == ("g0", LIMIT, "target")
+    assert end["samples"] == progress["samples"]["finished"] == made["samples"] == 1
+    assert made["response_tokens"] == LIMIT, "of finished samples"
+    (engine,) = made["engines"]
+    for generated in (end["generated_tokens"], progress["generated_tokens"]):
+        assert generated == engine["response_tokens"] == now("seer_generated_tokens_total")
+        assert generated == LIMIT + CHUNK, "with those of the aborted request"
+    assert sample["accept_length"] == made["accept_length"] == CHUNK / VERIFIED
 
 
 async def test_pending_and_running_requests_are_the_unfinished_ones() -> None:

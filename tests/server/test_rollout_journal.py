@@ -78,7 +78,8 @@ async def test_a_server_restarted_goes_on_with_a_rollout(tmp_path: Path) -> None
         assert not kept.finished & set(it.seeds()[calls:])
         assert_whole(lines, it.servers[0])
         again = await unlocked(path)
-        assert again.tokens == lines[-1]["response_tokens"]
+        resumed, end = lines[0]["resumed"], lines[-1]
+        assert again.tokens == resumed["tokens"] + end["generated_tokens"]
         assert len(again.finished) == len(GROUPS) * N
 
 

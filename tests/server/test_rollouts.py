@@ -16,6 +16,7 @@ from typing_extensions import override
 from seer_sgl.errors import RolloutError
 from seer_sgl.server import rollout_served, rollouts
 from seer_sgl.server.prefixes import EVERY, Prefixes
+from seer_sgl.server.rollout_served import ServedRollout
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
 from tests.fake_sglang import serving as serving_fake
@@ -81,7 +82,7 @@ async def test_each_group_comes_once_as_of_a_calm_run_between_start_and_end() ->
     assert (start["rollout_id"], start["seed"], start["samples"]) == ("step-1", SEED, 18)
     assert (end["state"], end["groups"], end["failed_groups"]) == ("complete", 9, 0)
     assert end["group_ids"] == [line["group_id"] for line in lines]
-    assert end["response_tokens"] == report["response_tokens"]
+    assert end["generated_tokens"] == report["response_tokens"]
     assert (report["samples"], report["unfinished_groups"]) == (18, 0)
     assert [each["state"] for each in listed["rollouts"]] == ["complete"]
 
@@ -436,6 +437,10 @@ async def test_an_ended_rollout_is_forgotten_after_a_while() -> None:
 
 
 async def test_rollouts_of_different_size_have_equal_shares() -> None:
+    def begun(each: ServedRollout) -> bool:
+        requests = (request for group in each.running.values() for request in group.requests)
+        return any(map(each.engine_of, requests))
+
     fake = FakeSGLang(max_running_requests=8, longest=4000, delay_s=0.002)
     options = {"sampling": {"max_new_tokens": 80}}
     async with served(fake) as it:
@@ -444,11 +449,11 @@ async def test_rollouts_of_different_size_have_equal_shares() -> None:
             await anext(first.lines())
             await anext(second.lines())
             big, little = it.service.rollouts.in_progress
-            await until(lambda: little.sent_to and big.sent_to)
-            begun = big.tokens - little.tokens
-            await until(lambda: little.tokens >= 1000 or little.end)
+            await until(lambda: begun(little) and begun(big))
+            before = big.totals.tokens - little.totals.tokens
+            await until(lambda: little.totals.tokens >= 1000 or little.end)
             assert little.end is None
-            ahead = big.tokens - little.tokens - begun
+            ahead = big.totals.tokens - little.totals.tokens - before
         await assert_all_free(it)
     assert abs(ahead) <= 8 * 8 * 2, "at most two rounds of chunks apart"
 

@@ -140,7 +140,7 @@ class Server:
         except TimeoutError as error:
             raise self._lost("/rollout", error) from None
         tail = [(row.get("index"), row.get("tokens")) for row in found.get("tail") or ()]
-        return found.get("samples"), found.get("response_tokens"), tail
+        return found.get("samples"), found.get("generated_tokens"), tail
 
     async def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None, token: str | None

@@ -22,7 +22,7 @@ class Stream:
     def __init__(self, lines: list[Json], after: Callable[[Any], Awaitable[None]]) -> None:
         self.lines = lines
         self.after = after
-        self.progress: list[Json] = [{"response_tokens": 0}]
+        self.progress: list[Json] = [{"generated_tokens": 0}]
         self.looks = 0
         self.looked_at = asyncio.Event()  # several times
         self.tokens: list[str | None] = []
@@ -129,7 +129,7 @@ async def test_a_silent_rollout_with_progress_goes_on() -> None:
         await stream.looked_at.wait()
 
     stream = Stream([{"event": "start"}], until_looked_at)
-    stream.progress = [{"response_tokens": looks // LOOKS} for looks in range(3 * LOOKS)]
+    stream.progress = [{"generated_tokens": looks // LOOKS} for looks in range(3 * LOOKS)]
     async with client_of(stream, SHORT_S) as (server, _):
         with pytest.raises(ServerError, match="before the last line"):
             await events_of(server)
