@@ -7,8 +7,11 @@ import msgspec
 
 from seer_sgl.benchmark.arms import BASELINE, SEER
 from seer_sgl.benchmark.measure import Measurement
-from seer_sgl.report.lanes import Lanes, draw_lane, lanes_legend, shade_tail
-from seer_sgl.report.style import MUTED, OURS, PLAIN, headline, save, styled_figure
+from seer_sgl.report.lanes import Lane, Lanes, draw_kv, draw_lane, lanes_legend, shade_tail
+from seer_sgl.report.style import MUTED, OURS, PLAIN, SMALL, headline, save, styled_figure
+
+IDLE = 0.1  # least share of the baseline's time for a title about its most idle engine
+FULL = 0.9  # least share of an engine's KV in use for a sentence about KV
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,20 +32,29 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def finding(self) -> str:
-        """The title of the picture."""
-        same = "requests and tokens" if self.identical else "requests"
+        """The title of the picture: why the baseline takes longer if an engine of it idles."""
+        same = f"{self.requests} {'requests and tokens' if self.identical else 'requests'}"
+        ours, wall = f"{self.seer.wall_s:.0f} s", f"{self.baseline.wall_s:.0f} s"
+        idlest = max(self.baseline.engines, key=self.baseline.idle_s)
+        idle_s = self.baseline.idle_s(idlest)
+        if idle_s < IDLE * self.baseline.wall_s:
+            return f"The same {same} in {ours} instead of {wall}"
         return (
-            f"The same {self.requests} {same} in {self.seer.wall_s:.0f} s "
-            f"instead of {self.baseline.wall_s:.0f} s"
+            f"With plain SGLang {idlest.engine_id} idles {idle_s:.0f} s of {wall};\n"
+            f"seer-sgl takes {ours} for the same {same}"
         )
 
     @property
     def details(self) -> str:
-        """The line below the title: which round it is, and of which rounds it is the median."""
+        """The lines below the title: which round it is, of which rounds it is the median, and
+        whether KV limits what runs."""
         chosen = f"Seed {self.seed}, round {self.round}: {self.gain:.2f}x"
         if len(self.rounds) > 1:
             listed = f"{', '.join(map(str, self.rounds[:-1]))} and {self.rounds[-1]}"
             chosen += f", the {'' if len(self.rounds) % 2 else 'lower '}median of rounds {listed}"
+        halves = (self.baseline, self.seer)
+        if all(max(max(lane.kv) for lane in lanes.engines) >= FULL for lanes in halves):
+            chosen += ".\nLong requests fill the KV cache (line), so an engine runs fewer at once"
         return f"{chosen}."
 
 
@@ -79,13 +91,19 @@ def _gain(pair: tuple[Measurement, Measurement]) -> float:
 
 
 def draw_pair(pair: Pair, path: Path) -> list[Path]:
-    """Draws the requests on each engine: the baseline above, seer-sgl below, on one time axis."""
+    """Draws the requests and the KV of each engine: the baseline above, seer-sgl below, on one
+    time axis.
+
+    All panels are as high as the most requests that ran on an engine. Longer queues are cut off
+    there, and a note gives their length: running requests would be low below them.
+    """
     halves = (
-        (pair.baseline, "Plain SGLang, whole groups pinned to engines", PLAIN),
+        (pair.baseline, "Plain SGLang, whole groups pinned", PLAIN),
         (pair.seer, "seer-sgl", OURS),
     )
     count = sum(len(lanes.engines) for lanes, _, _ in halves)
-    with styled_figure(11, 2.6 + 1.35 * count) as figure:
+    full = max(lanes.most_running for lanes, _, _ in halves)
+    with styled_figure(11, 3.0 + 1.35 * count) as figure:
         headline(figure, pair.finding, pair.details)
         axes = iter(figure.subplots(count, 1, sharex=True, sharey=True, squeeze=False)[:, 0])
         for lanes, name, colour in halves:
@@ -93,15 +111,25 @@ def draw_pair(pair: Pair, path: Path) -> list[Path]:
                 axis = next(axes)
                 draw_lane(axis, lanes, lane, colour)
                 shade_tail(axis, lanes)
+                draw_kv(axis, lanes, lane)
+                axis.set_title(_queue(lane), loc="right", color=MUTED, fontsize=SMALL)
                 if place == 0:
                     axis.set_title(f"{name}: {_times(lanes)}", color=colour, fontweight="bold")
         axis.set_xlim(0, max(lanes.wall_s for lanes, _, _ in halves))
-        axis.set_ylim(0, 1.08 * max(lanes.most for lanes, _, _ in halves))
-        axis.set_xlabel("seconds since the rollout began; height: requests on the engine")
+        axis.set_ylim(0, 1.08 * full)
+        axis.set_yticks([0, full])
+        axis.set_xlabel(
+            f"seconds since the rollout began; height: requests on the engine, cut at {full:.0f}"
+        )
         waiting = any(lanes.kv_waiting for lanes in (pair.baseline, pair.seer))
         lanes_legend(figure, MUTED, kv_waiting=waiting)
         return save(figure, path)
 
 
 def _times(lanes: Lanes) -> str:
-    return f"{lanes.wall_s:.1f} s, {lanes.tail_s:.1f} s of it for the last 10 % of the requests"
+    return f"{lanes.wall_s:.0f} s, tail {lanes.tail_s:.0f} s"
+
+
+def _queue(lane: Lane) -> str:
+    most = max(lane.queued)
+    return f"up to {most:.0f} queued in {lane.engine_id}" if most else "none queued"

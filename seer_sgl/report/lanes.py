@@ -17,7 +17,6 @@ from .report import tail_begin
 from .style import DASHES, DOTS, HATCH, INK, KV, MUTED, PAPER, TAIL, idle_to_full
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
@@ -64,6 +63,11 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True):
     def tail_s(self) -> float:
         """Seconds spent on the last 10 % of the requests."""
         return self.wall_s - self.tail_at
+
+    def idle_s(self, lane: Lane) -> float:
+        """Returns the seconds in which an engine had no request."""
+        idle = sum(not any(counts) for counts in _counts(lane))
+        return self.wall_s * idle / (len(lane.running) or 1)
 
     @property
     def most(self) -> float:
@@ -133,6 +137,18 @@ def draw_lane(axis: "Axes", lanes: Lanes, lane: Lane, colour: str) -> None:
     axis.set_ylabel(lane.engine_id, rotation=0, ha="right", va="center", color=INK)
 
 
+def draw_kv(axis: "Axes", lanes: Lanes, lane: Lane) -> None:
+    """Draws a line over a lane: the engine's KV cache in use, with an axis at the right."""
+    kv_axis = axis.twinx()
+    cell_s = lanes.wall_s / len(lane.kv)
+    middles = [(place + 0.5) * cell_s for place in range(len(lane.kv))]
+    kv_axis.plot(middles, [100 * share for share in lane.kv], color=KV, lw=1.6)
+    kv_axis.set_ylim(0, 108)
+    kv_axis.set_yticks([0, 50, 100], ["0", "50", "100 %"])
+    kv_axis.tick_params(axis="y", colors=KV)
+    kv_axis.spines["right"].set_visible(True)
+
+
 def _stripes(colour: str) -> dict[str, Any]:
     """Returns how queued requests are drawn."""
     return {"facecolor": "white", "edgecolor": colour, "hatch": HATCH, "lw": 0}
@@ -149,11 +165,10 @@ def shade_tail(axis: "Axes", lanes: Lanes) -> None:
     axis.axvline(lanes.wall_s, color=MUTED, lw=1.4)
 
 
-def lanes_legend(
-    figure: "Figure", colour: str, *others: "Artist", kv_waiting: bool = False
-) -> None:
-    """Explains lanes of a colour below them, and the `others` by their labels. `kv_waiting`:
-    requests wait for KV in them."""
+def lanes_legend(figure: "Figure", colour: str, *, kv_waiting: bool = False) -> None:
+    """Explains lanes of a colour and their KV lines, below them. `kv_waiting`: requests wait for
+    KV in them."""
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     waiting = [Patch(**_dots(), label="requests that wait for KV")] if kv_waiting else []
@@ -161,7 +176,7 @@ def lanes_legend(
         Patch(color=colour, label="running requests"),
         Patch(**_stripes(colour), label="queued requests"),
         *waiting,
-        *others,
+        Line2D([], [], color=KV, label="KV cache in use"),
         Patch(color=TAIL, label="tail: last 10 % of the requests"),
     ]
     ncols = 3 if waiting else len(handles)  # five are wider than the picture

@@ -3,9 +3,18 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .lanes import MAX_LANES, Lanes, draw_lane, draw_map, lanes_legend, map_of, shade_tail
+from .lanes import (
+    MAX_LANES,
+    Lanes,
+    draw_kv,
+    draw_lane,
+    draw_map,
+    lanes_legend,
+    map_of,
+    shade_tail,
+)
 from .recorder import Recorder
-from .style import KV, MUTED, OURS, PLAIN_LIGHT, headline, save, styled_figure
+from .style import MUTED, OURS, PLAIN_LIGHT, headline, save, styled_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,8 +29,6 @@ def draw_timeline(record: Recorder, path: Path) -> list[Path]:
 
     Up to MAX_LANES engines are lanes; more are the rows of two maps.
     """
-    from matplotlib.lines import Line2D
-
     lanes = Lanes.of(record)
     few = len(lanes.engines) <= MAX_LANES
     height = OTHER_HEIGHT + (LANE_HEIGHT * len(lanes.engines) if few else 2 * MAP_HEIGHT)
@@ -31,8 +38,7 @@ def draw_timeline(record: Recorder, path: Path) -> list[Path]:
         axes: list[Axes] = [*figure.subplots(panels + 1, 1, sharex=True, squeeze=False)[:, 0]]
         if few:
             _draw_lanes(axes[:panels], lanes)
-            cache = Line2D([], [], color=KV, label="KV cache in use")
-            lanes_legend(figure, OURS, cache, kv_waiting=lanes.kv_waiting)
+            lanes_legend(figure, OURS, kv_waiting=lanes.kv_waiting)
         else:
             _draw_maps(figure, axes[:panels], lanes)
         _draw_unfinished(axes[-1], record, lanes)
@@ -59,14 +65,7 @@ def _draw_lanes(axes: "list[Axes]", lanes: Lanes) -> None:
         draw_lane(axis, lanes, lane, OURS)
         shade_tail(axis, lanes)
         axis.set_ylim(0, 1.08 * lanes.most)
-        kv_axis = axis.twinx()
-        cell_s = lanes.wall_s / len(lane.kv)
-        middles = [(place + 0.5) * cell_s for place in range(len(lane.kv))]
-        kv_axis.plot(middles, [100 * share for share in lane.kv], color=KV, lw=1.6)
-        kv_axis.set_ylim(0, 108)
-        kv_axis.set_yticks([0, 50, 100], ["0", "50", "100 %"])
-        kv_axis.tick_params(axis="y", colors=KV)
-        kv_axis.spines["right"].set_visible(True)
+        draw_kv(axis, lanes, lane)
 
 
 def _draw_maps(figure: "Figure", axes: "list[Axes]", lanes: Lanes) -> None:

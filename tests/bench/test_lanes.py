@@ -6,21 +6,28 @@ from typing import Any
 import msgspec
 import pytest
 
+from bench.full import lanes
 from bench.full.lanes import Pair, draw_pair, typical_pair
 from seer_sgl.benchmark.measure import Measurement
 from seer_sgl.engine_types import EngineLoad
+from seer_sgl.report.lanes import CELLS
 from seer_sgl.report.recorder import Recorder
 from tests.helpers import make_group
 from tests.support.infos import info
 from tests.support.rows import row
 
+BUSY = EngineLoad(used_tokens=20, progress=(), running=2, queued=1)
 
-def rolled(arm: str, number: int, speed: float, **changed: Any) -> Measurement:
+
+def rolled(
+    arm: str, number: int, speed: float, *, last: EngineLoad = BUSY, **changed: Any
+) -> Measurement:
+    """Returns a rollout of 2 s. `last`: the load of the second engine in its last second."""
     record = Recorder("r", 1, [info("a"), info("b")], [make_group(n=2)], started_at=0.0)
     for engine_id in record.engines:
-        for at in (0.5, 1.0, 1.5):
-            load = EngineLoad(used_tokens=20, progress=(), running=2, queued=1)
-            record.loaded(engine_id, load, at)
+        for at in (0.25, 0.75, 1.25, 1.75):
+            later = at > 1 and engine_id == "b"
+            record.loaded(engine_id, last if later else BUSY, at)
     record.finished_at.extend([1.0, 2.0])
     return Measurement(row(arm, number, throughput_tok_s=speed, **changed), record, {}, {}, [])
 
@@ -91,6 +98,26 @@ def test_other_tokens_are_not_called_the_same() -> None:
     assert paired([base, others]).finding == "The same 2 requests in 2 s instead of 2 s"
 
 
+def test_the_title_names_an_engine_of_the_baseline_that_idles() -> None:
+    idle = EngineLoad(used_tokens=0, progress=())
+    base = rolled("group_round_robin", 0, 100.0, last=idle)
+    assert paired([base, rolled("seer", 0, 200.0)]).finding == (
+        "With plain SGLang b idles 1 s of 2 s;\n"
+        "seer-sgl takes 2 s for the same 2 requests and tokens"
+    )
+    ours = paired([rolled("group_round_robin", 0, 100.0), rolled("seer", 0, 200.0, last=idle)])
+    assert ours.finding.startswith("The same 2 requests"), "only seer-sgl's engine idles"
+
+
+def test_kv_is_named_where_it_is_full_in_both() -> None:
+    full = EngineLoad(used_tokens=info("b").max_total_num_tokens, progress=(), running=1)
+    both = [rolled(arm, 0, 100.0, last=full) for arm in ("group_round_robin", "seer")]
+    assert paired(both).details.endswith(
+        ".\nLong requests fill the KV cache (line), so an engine runs fewer at once."
+    )
+    assert "KV" not in paired([both[0], rolled("seer", 0, 200.0)]).details
+
+
 def test_a_pair_has_what_each_engine_ran_and_queued() -> None:
     pair = paired(rounds(150.0))
     assert [lane.engine_id for lane in pair.seer.engines] == ["a", "b"]
@@ -103,3 +130,19 @@ def test_a_pair_has_what_each_engine_ran_and_queued() -> None:
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     draw_pair(paired(rounds(150.0, 120.0)), tmp_path / "lanes")
     assert {path.name for path in tmp_path.iterdir()} == {"lanes.png", "lanes.svg"}
+
+
+def test_panels_are_as_high_as_what_runs_and_have_the_kv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(lanes, "save", lambda figure, _: drawn.append(figure))
+    draw_pair(paired(rounds(150.0)), tmp_path / "lanes")
+    panels, kv = drawn[0].axes[:4], drawn[0].axes[4:]
+    assert [axis.get_ylim() for axis in panels] == [(0.0, 1.08 * 2)] * 4, "one scale for all"
+    assert {axis.get_title(loc="right") for axis in panels} == {
+        "up to 1 queued in a",
+        "up to 1 queued in b",
+    }
+    share = 100 * 20 / info("a").max_total_num_tokens
+    assert all(list(axis.lines[0].get_ydata()) == pytest.approx([share] * CELLS) for axis in kv)
