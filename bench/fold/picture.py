@@ -18,6 +18,7 @@ from seer_sgl.report.style import (
     save,
     styled_figure,
 )
+from seer_sgl.sim.plots import MODEL_NAMES
 
 from .table import Line, by_lengths, by_slack
 
@@ -25,13 +26,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LANES_OF, SLACK = "qwen2-vl-72b", 0.02  # the rollout that is shown as lanes
-NAMES = {"qwen2-vl-72b": "Qwen2-VL-72B", "kimi-k2": "Kimi-K2", "moonlight": "Moonlight"}
 NEEDED = 0.1  # of the engines' time: what folding would have to give back
 
 
 def draw(lines: Sequence[Line], path: Path) -> list[Path]:
     """Draws the rollouts of the published workloads. `path`: without a suffix."""
-    own = {name: each for name, each in by_lengths(lines).items() if name in NAMES}
+    own = {name: each for name, each in by_lengths(lines).items() if name in MODEL_NAMES}
     shown = _shown(own[LANES_OF])
     likely = by_slack(own[LANES_OF], oracle=False)[SLACK]
     released, late = (statistics.mean(line[key] for line in likely) for key in ("released", "late"))
@@ -52,7 +52,7 @@ def draw(lines: Sequence[Line], path: Path) -> list[Path]:
         for axis, (name, each) in zip(curves, own.items(), strict=True):
             axis.sharey(curves[0])
             _curve(axis, each)
-            axis.set_title(NAMES[name])
+            axis.set_title(MODEL_NAMES[name])
             axis.set_xlabel("longer than without")
         curves[0].set_ylabel("engine time given back")
         curves[0].legend(loc="lower right")

@@ -1,8 +1,8 @@
 """Running and queued requests of each engine over time: sampled from a record, and drawn.
 
 A few engines are lanes: running requests solid, queued ones hatched on top of them, requests that
-wait for KV dotted between them. Many engines are rows of a map from white (idle) to dark (full),
-hatched while requests are queued, dotted while requests wait for KV.
+wait for KV dotted between them. Many engines are rows, in one colour or of a map from white (idle)
+to dark (full), hatched while requests are queued, dotted while requests wait for KV.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CELLS = 600  # time cells of a lane
 MAX_LANES = 6  # more engines are drawn as a map
+ROW = 0.8  # height of a row in one colour, of the distance to the next
 GAP_POLLS = 3.0  # an engine that has not answered for so many polls is drawn as idle
 
 Series = NDArray[np.float64]
@@ -186,16 +187,66 @@ def lanes_legend(figure: "Figure", colour: str, *, kv_waiting: bool = False) -> 
 def draw_map(axis: "Axes", lanes: Lanes, full: float) -> "AxesImage":
     """Draws one row per engine. `full`: the running requests that are drawn darkest."""
     image = map_of(axis, [lane.running for lane in lanes.engines], lanes.wall_s, full, log=True)
-    axis.axvline(lanes.tail_at, color=PAPER, lw=1.6, ls=DASHES)
-    axis.axvline(lanes.wall_s, color=PAPER, lw=1.6)
+    _mark_waits(axis, lanes, 1.0)
+    _mark_ends(axis, lanes)
+    return image
+
+
+def draw_rows(axis: "Axes", lanes: Lanes, colour: str) -> None:
+    """Draws one row per engine, in one colour while it runs requests."""
+    for row, lane in enumerate(lanes.engines, 1):
+        for begin, seconds in spans_above_zero(lane.running, lanes.wall_s):
+            axis.barh(row, seconds, ROW, begin, color=colour, lw=0)
+    _mark_waits(axis, lanes, ROW)
+    _mark_ends(axis, lanes)
+    axis.set_ylim(len(lanes.engines) + 0.5, 0.5)
+    _label_rows(axis)
+
+
+def rows_legend(figure: "Figure", colour: str, *, kv_waiting: bool = False) -> None:
+    """Explains rows of a colour, below them. `kv_waiting`: requests wait for KV in them."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    marked: dict[str, Any] = {"facecolor": colour, "edgecolor": "white", "lw": 0}
+    waiting = [Patch(**marked, hatch=DOTS, label="others wait for KV")] if kv_waiting else []
+    handles = [
+        Patch(color=colour, label="runs requests"),
+        Patch(**marked, hatch=HATCH, label="others are queued"),
+        *waiting,
+        Line2D([], [], color=PAPER, ls=DASHES, label="90 % finished"),
+        Line2D([], [], color=PAPER, label="all finished"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+
+
+def _mark_waits(axis: "Axes", lanes: Lanes, height: float) -> None:
+    """Hatches the rows while requests are queued, and dots them while requests wait for KV."""
     for row, lane in enumerate(lanes.engines, 1):
         for counts, hatch in ((lane.queued, HATCH), (lane.kv_waiting, DOTS)):
             spans = spans_above_zero(counts, lanes.wall_s)
             if spans:
                 axis.broken_barh(
-                    spans, (row - 0.5, 1), facecolor="none", edgecolor="white", hatch=hatch, lw=0
+                    spans,
+                    (row - height / 2, height),
+                    facecolor="none",
+                    edgecolor="white",
+                    hatch=hatch,
+                    lw=0,
                 )
-    return image
+
+
+def _mark_ends(axis: "Axes", lanes: Lanes) -> None:
+    """Marks the begin of the tail and the end of the rollout."""
+    axis.axvline(lanes.tail_at, color=PAPER, lw=1.6, ls=DASHES)
+    axis.axvline(lanes.wall_s, color=PAPER, lw=1.6)
+
+
+def _label_rows(axis: "Axes") -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_ylabel("engine")
 
 
 def map_of(
@@ -211,7 +262,6 @@ def map_of(
     `log`: a scale from 1 on. A few long requests fill an engine as well as many short ones.
     """
     from matplotlib.colors import LogNorm, Normalize
-    from matplotlib.ticker import MaxNLocator
 
     image = axis.imshow(
         np.where(np.array(rows) > 0, rows, np.nan),
@@ -221,8 +271,7 @@ def map_of(
         extent=(0.0, wall_s or 1.0, len(rows) + 0.5, 0.5),
         interpolation="nearest",
     )
-    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set_ylabel("engine")
+    _label_rows(axis)
     return image
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from seer_sgl.report.bars import BAR_HEIGHT, Bar, draw_bars, paper_legend
-from seer_sgl.report.lanes import Lanes, draw_map
+from seer_sgl.report.lanes import Lanes, draw_rows, rows_legend
 from seer_sgl.report.style import (
     DASHES,
     INK,
@@ -22,6 +22,7 @@ from .outcome import Outcome
 from .sweep import Point
 from .variants import BASELINE, LABELS, ORACLE, Scenario
 
+MODEL_NAMES = {"kimi-k2": "Kimi-K2", "moonlight": "Moonlight", "qwen2-vl-72b": "Qwen2-VL-72B"}
 DIVIDED = "#7fb0dc"
 COLOURS = {
     BASELINE: PLAIN,
@@ -44,30 +45,30 @@ def draw_policies(scenario: Scenario, folder: Path) -> None:
 
 
 def draw_lanes(scenario: Scenario, path: Path) -> list[Path]:
-    """Draws what runs on each engine over time: pinned groups above, seer-sgl below."""
+    """Draws when each engine runs and queues requests: pinned groups above, seer-sgl below."""
     plain, ours = (Lanes.of(scenario.record(name)) for name in (BASELINE, "seer"))
-    full = max(plain.most_running, ours.most_running)
     with styled_figure(11, 8.0) as figure:
         headline(
             figure,
             f"The same requests in {ours.wall_s:,.0f} s instead of {plain.wall_s:,.0f} s",
-            f"Simulated: {scenario.name}. White: the engine is idle. Hatched: requests are queued."
-            "\nDashed line: 90 % of the requests are finished; line: all of them.",
+            f"{_subject(scenario)}. A row is an engine; white: it is idle.",
+        )
+        halves = (
+            (plain, "Plain SGLang, whole groups pinned to engines", PLAIN),
+            (ours, "seer-sgl without speculation", OURS),
         )
         panels = figure.subplots(2, 1, sharex=True)
-        for axis, lanes, name in zip(
-            panels,
-            (plain, ours),
-            ("Plain SGLang, whole groups pinned to engines", "seer-sgl without speculation"),
-            strict=True,
-        ):
-            image = draw_map(axis, lanes, full)
+        for axis, (lanes, name, colour) in zip(panels, halves, strict=True):
+            draw_rows(axis, lanes, colour)
             axis.set_title(
-                f"{name}: {lanes.wall_s:,.0f} s, {lanes.tail_s:,.0f} s of it for the last 10 %"
+                f"{name}: {lanes.wall_s:,.0f} s, {lanes.tail_s:,.0f} s of it for the last 10 %",
+                color=colour,
+                fontweight="bold",
             )
             axis.set_xlim(0, max(plain.wall_s, ours.wall_s))
         panels[-1].set_xlabel("seconds since the rollout began")
-        figure.colorbar(image, ax=panels, label="running requests", pad=0.01, format="%d")
+        waiting = plain.kv_waiting or ours.kv_waiting
+        rows_legend(figure, MUTED, kv_waiting=waiting)
         return save(figure, path)
 
 
@@ -78,7 +79,7 @@ def draw_tail(scenario: Scenario, path: Path) -> list[Path]:
         headline(
             figure,
             f"The last 10 % of the requests take {after:,.0f} s instead of {before:,.0f} s",
-            f"Simulated: {scenario.name}. Pinned groups, and context-aware order.",
+            f"{_subject(scenario)}. Pinned groups, and context-aware order.",
         )
         axis = figure.subplots()
         for name in DRAWN:
@@ -117,7 +118,7 @@ def draw_ablation(scenario: Scenario, path: Path) -> list[Path]:
         speeds.append(Bar(speed, colour, paper=published.throughput if published else None))
         tails.append(Bar(tail, colour, paper=published.tail if published else None))
     with styled_figure(12, 2.0 + BAR_HEIGHT * len(rows)) as figure:
-        headline(figure, _finding(rows), f"Simulated: {scenario.name}.")
+        headline(figure, _finding(rows), f"{_subject(scenario)}.")
         left, right = figure.subplots(1, 2, sharey=True)
         draw_bars(left, names, speeds, "throughput, multiples of pinned groups")
         draw_bars(right, names, tails, "tail, multiples of pinned groups")
@@ -140,7 +141,7 @@ def draw_sweeps(sweeps: Mapping[str, Sequence[Point]], path: Path) -> list[Path]
         headline(
             figure,
             f"{_words(first.policy)}, over {', '.join(sweeps)}",
-            f"Simulated: {first.workload}.",
+            f"{_model(first.workload)}, simulated.",
         )
         panels = figure.subplots(1, len(sweeps), squeeze=False)[0]
         for axis, (key, points) in zip(panels, sweeps.items(), strict=True):
@@ -156,6 +157,16 @@ def draw_sweeps(sweeps: Mapping[str, Sequence[Point]], path: Path) -> list[Path]
         handles, names = panels[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=2)
         return save(figure, path)
+
+
+def _subject(scenario: Scenario) -> str:
+    count = scenario.config.engine.count
+    return f"{_model(scenario.name)}, {count} engine{'' if count == 1 else 's'}, simulated"
+
+
+def _model(workload: str) -> str:
+    """Returns the name of a workload's model; the name of a trace stays."""
+    return MODEL_NAMES.get(workload, workload)
 
 
 def _words(name: str) -> str:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 from seer_sgl.engine_types import EngineLoad
-from seer_sgl.report.lanes import MAX_LANES, Lanes, nearest, spans_above_zero
+from seer_sgl.report.lanes import MAX_LANES, Lanes, draw_rows, nearest, spans_above_zero
 from seer_sgl.report.recorder import Recorder
+from seer_sgl.report.style import OURS, styled_figure
 from seer_sgl.report.timeline import draw_timeline
 from tests.helpers import make_group
 from tests.support.infos import info
@@ -84,6 +86,17 @@ def test_the_timeline_explains_requests_that_wait_for_kv(engines: int, tmp_path:
     words = " ".join(re.findall(r"<!-- (.*?) -->", svg.read_text()))
     assert ("requests that wait for KV" in words) == (engines <= MAX_LANES)
     assert ("dotted: others wait for KV" in words) == (engines > MAX_LANES)
+
+
+def test_rows_have_one_colour_and_show_no_idle_time() -> None:
+    record = polled(3)
+    record.finished_at.append(20.0)  # no engine runs anything after 13 s
+    with styled_figure(6, 3) as figure:
+        axis = figure.subplots()
+        draw_rows(axis, Lanes.of(record, cells=20), OURS)
+    assert {to_hex(bar.get_facecolor()) for bar in axis.patches} == {OURS}
+    assert [(bar.get_x(), bar.get_width()) for bar in axis.patches] == [(0.0, 13.0)] * 3
+    assert len(axis.collections) == 3, "the queue of each engine"
 
 
 def test_spans_are_the_runs_of_cells_above_zero() -> None:
