@@ -11,10 +11,13 @@ from bench.gains import (
     PAPER_IDLE,
     SINGLE,
     Box,
+    Ratio,
     SeedGain,
     Step,
+    by_seed,
     idle_shares,
     place_labels,
+    ratios,
     seed_gains,
     steps,
 )
@@ -127,35 +130,36 @@ def _legends(figure: "Figure", idle_by_shape: Mapping[str, str]) -> None:
 
 
 def draw_gain(rounds: Sequence[Row], path: Path) -> list[Path]:
-    """A dot per seed over pinned groups, a lighter one over single requests in turn."""
+    """A dot per seed over pinned groups, a lighter one over single requests in turn; small dots are
+    the rounds of a seed that has several."""
     gains = seed_gains(rounds)
     at = [100 * gain.idle for gain in gains]
     dark, light = [gain.over_pinned for gain in gains], [gain.over_single for gain in gains]
+    over_pinned, over_single = (ratios(rounds, SEER, over) for over in (PINNED, SINGLE))
+    dark_rounds, light_rounds = (_round_dots(gains, over) for over in (over_pinned, over_single))
+    large = "Large dots are medians of a seed. " if dark_rounds else ""
     with styled_figure(10, 7) as figure:
         headline(
             figure,
             "The more pinned engines idle, the more seer-sgl gains",
-            f"{len(gains)} seeds, a rollout per seed and system, on two engines with one CPU core "
-            f"each and a small model.\nMedians: {median(dark):.2f}x over pinned groups, "
-            f"{median(light):.2f}x over single requests in turn.",
+            f"{len(gains)} seeds, {_rounds_per_seed(over_pinned)}, on two engines with one CPU "
+            f"core each and a small model.\n{large}Medians of all rounds: "
+            f"{_median(over_pinned):.2f}x over pinned groups, {_median(over_single):.2f}x over "
+            "single requests in turn.",
             fit=False,
         )
         axis = figure.add_axes((0.085, 0.115, 0.9, 0.735))
         axis.vlines(at, light, dark, color=OURS_LIGHT, lw=2.5, zorder=1)
         axis.axhline(1, color=MUTED, lw=1.2, ls=DASHES, zorder=0)
-        for values, size, fill, edge, name in (
-            (dark, 11, OURS, "white", "plain SGLang with pinned groups"),
-            (light, 8, OURS_LIGHT, OURS, "plain SGLang with single requests in turn"),
+        single_name = "plain SGLang with single requests in turn"
+        for values, dots, size, fill, edge, name in (
+            (dark, dark_rounds, 11, OURS, "white", "plain SGLang with pinned groups"),
+            (light, light_rounds, 8, OURS_LIGHT, OURS, single_name),
         ):
-            axis.plot(
-                at,
-                values,
-                "o",
-                ms=size,
-                color=fill,
-                mec=edge,
-                label=f"seer-sgl over {name}",
-            )
+            for x, y in dots:
+                axis.plot(100 * x, y, "o", ms=size / 2, color=fill, mec=edge, mew=0.6)
+            label = f"seer-sgl over {name}"
+            axis.plot(at, values, "o", ms=size, color=fill, mec=edge, label=label)
         axis.plot(
             100 * PAPER_IDLE,
             PAPER_GAIN,
@@ -164,19 +168,42 @@ def draw_gain(rounds: Sequence[Row], path: Path) -> list[Path]:
             color=PAPER,
             label="the paper: Seer over pinned groups, Qwen2-VL-72B",
         )
-        axis.set_xlim(-1.5, 51)
-        axis.set_ylim(0.85, 3.45)
+        axis.set_xlim(-1.5, max(51, *at))
+        axis.set_ylim(0.85, max(3.45, *(one.value + 0.2 for one in over_pinned)))
         axis.set_yticks([1, 1.5, 2, 2.5, 3])
         axis.xaxis.set_major_formatter(lambda x, _: f"{x:.0f} %")
         axis.set_xlabel("share of the time that engines idle when whole groups are pinned to them")
         axis.set_ylabel("throughput of seer-sgl, multiples")
         axis.legend(loc="upper left", labelspacing=0.7, borderpad=0)
-        _label_dots(axis, gains)
+        _label_dots(axis, gains, [*dark_rounds, *light_rounds])
         return save(figure, path)
 
 
-def _label_dots(axis: "Axes", gains: Sequence[SeedGain]) -> None:
-    """The number of each seed and its gain, and the paper's point."""
+def _round_dots(gains: Sequence[SeedGain], found: Sequence[Ratio]) -> list[Point]:
+    """A point (idle share, gain) per round of each seed that has several."""
+    values = by_seed(found)
+    return [
+        (gain.idle, value)
+        for gain in gains
+        if len(values[gain.seed]) > 1
+        for value in values[gain.seed]
+    ]
+
+
+def _median(found: Sequence[Ratio]) -> float:
+    return median(one.value for one in found)
+
+
+def _rounds_per_seed(found: Sequence[Ratio]) -> str:
+    counts = {len(values) for values in by_seed(found).values()}
+    least, most = min(counts), max(counts)
+    if least < most:
+        return f"{least} to {most} rounds per seed"
+    return f"{most} round{'' if most == 1 else 's'} per seed"
+
+
+def _label_dots(axis: "Axes", gains: Sequence[SeedGain], others: Sequence[Point]) -> None:
+    """The number of each seed and its gain, and the paper's point. No label covers `others`."""
     points_per_pixel = 72 / axis.figure.dpi
 
     def point(x: float, y: float) -> Point:
@@ -193,6 +220,7 @@ def _label_dots(axis: "Axes", gains: Sequence[SeedGain]) -> None:
         Box(-math.inf, level - 1, math.inf, level + 1),  # the line at 1
         Box(paper[0] - 9, paper[1] - 9, paper[0] + 9, paper[1] + 9),
         *(Box(x - 6, y - 6, x + 6, y + 6) for x, y in (*dark, *light)),
+        *(Box(x - 3, y - 3, x + 3, y + 3) for x, y in (point(*other) for other in others)),
         *(
             Box(x - 1, min(y, z), x + 1, max(y, z))
             for (x, y), (_, z) in zip(dark, light, strict=True)

@@ -45,7 +45,10 @@ class Step(NamedTuple):
 
 
 class SeedGain(NamedTuple):
-    """What seer-sgl gains on the prompts of one seed. `idle`: mean share of the pinned engines."""
+    """What seer-sgl gains on the prompts of one seed: medians of its rounds.
+
+    `idle`: mean share of the pinned engines in a round.
+    """
 
     seed: int
     idle: float
@@ -90,30 +93,40 @@ def ratios(rounds: Sequence[Row], arm: str, over: str = PINNED) -> list[Ratio]:
 
 
 def steps(rounds: Sequence[Row], arms: Sequence[Arm] = TECHNIQUES) -> list[Step]:
-    """Returns the ratios of each arm to pinned groups; the median is over all rounds."""
+    """Returns the ratios of each arm that was measured to pinned groups; the median is over all
+    rounds."""
     measured = ((arm, ratios(rounds, arm.name)) for arm in arms)
-    return [Step(each, found, median(one.value for one in found)) for each, found in measured]
+    return [
+        Step(each, found, median(one.value for one in found)) for each, found in measured if found
+    ]
+
+
+def by_seed(found: Iterable[Ratio]) -> dict[int, list[float]]:
+    """Returns the values of each seed, one per round."""
+    values: dict[int, list[float]] = {}
+    for one in found:
+        values.setdefault(one.seed, []).append(one.value)
+    return values
 
 
 def idle_shares(rounds: Iterable[Row]) -> dict[int, float]:
-    """Returns by seed how long pinned engines idle (mean of engines and rounds), longest first."""
+    """Returns by seed how long pinned engines idle, longest first: the mean of the engines, the
+    median of the rounds."""
     shares: dict[int, list[float]] = {}
     for row in rounds:
         if row.arm == PINNED and row.idle:
             shares.setdefault(row.seed, []).append(fmean(row.idle))
-    means = {seed: fmean(found) for seed, found in shares.items()}
-    return dict(sorted(means.items(), key=lambda item: -item[1]))
+    medians = {seed: median(found) for seed, found in shares.items()}
+    return dict(sorted(medians.items(), key=lambda item: -item[1]))
 
 
 def seed_gains(rounds: Sequence[Row]) -> list[SeedGain]:
-    """Returns the gain of each seed (mean over its rounds), longest idle first."""
-
-    def mean(seed: int, over: str) -> float:
-        return fmean(one.value for one in ratios(rounds, SEER, over) if one.seed == seed)
-
+    """Returns the gain of each seed that has a round of all three arms, longest idle first."""
+    pinned, single = (by_seed(ratios(rounds, SEER, over)) for over in (PINNED, SINGLE))
     return [
-        SeedGain(seed, share, mean(seed, PINNED), mean(seed, SINGLE))
+        SeedGain(seed, share, median(pinned[seed]), median(single[seed]))
         for seed, share in idle_shares(rounds).items()
+        if seed in pinned and seed in single
     ]
 
 

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from bench.draw import draw_all
+from bench.draw_results import draw_gain
 from bench.gains import (
     ARMS_REPORT,
     SEEDS_REPORT,
@@ -65,11 +66,35 @@ def test_the_median_is_over_all_rounds_of_all_seeds() -> None:
     assert [step.median for step in steps(ROUNDS, arms)] == [1.0, 1.25, 2.5]
 
 
+def test_an_arm_without_rounds_is_no_step() -> None:
+    assert [step.arm.name for step in steps(ROUNDS)] == [
+        "group_round_robin",
+        "request_round_robin",
+        "seer",
+    ], "divided, kv_pool and context were not measured"
+
+
 def test_idle_is_the_mean_of_the_pinned_engines_and_orders_the_seeds() -> None:
     assert list(idle_shares(ROUNDS).items()) == [(2, 0.4), (1, pytest.approx(0.15))]
 
 
-def test_the_gain_of_a_seed_is_the_mean_of_its_rounds() -> None:
+def test_the_gain_and_the_idle_share_of_a_seed_are_the_medians_of_its_rounds() -> None:
+    third = [
+        row("group_round_robin", 2, 3, 60.0, [0.5, 0.5]),
+        row("request_round_robin", 2, 3, 36.0),
+        row("seer", 2, 3, 12.0),
+        row("group_round_robin", 2, 4, 12.0, [0.0, 0.0]),
+        row("request_round_robin", 2, 4, 12.0),
+        row("seer", 2, 4, 12.0),
+    ]
+    assert SeedGain(2, 0.4, over_pinned=2.5, over_single=2.0) in seed_gains([*ROUNDS, *third])
+
+
+def test_a_seed_without_a_round_of_seer_has_no_gain() -> None:
+    assert [gain.seed for gain in seed_gains(ROUNDS[:3] + ROUNDS[3:5])] == [1]
+
+
+def test_the_gains_of_the_seeds_are_in_their_order() -> None:
     assert seed_gains(ROUNDS) == [
         SeedGain(2, 0.4, over_pinned=2.5, over_single=2.0),
         SeedGain(1, 0.15, over_pinned=2.125, over_single=1.625),
@@ -99,6 +124,30 @@ def test_a_label_stands_where_it_covers_nothing() -> None:
     assert right == (10.0, -6.0)
     assert left == (-40.0, -6.0)
     assert other_left == (460.0, -6.0)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "each"),
+    [
+        (ROUNDS[:6], "2 seeds, 1 round per seed, on"),
+        (ROUNDS, "2 seeds, 1 to 2 rounds per seed, on"),
+        (
+            [
+                msgspec.structs.replace(one, round=3 * n + one.round)
+                for one in ROUNDS
+                for n in range(3)
+            ],
+            "2 seeds, 3 to 6 rounds per seed, on",
+        ),
+    ],
+)
+def test_the_picture_of_gains_counts_the_rounds(
+    tmp_path: Path, rounds: list[Row], each: str
+) -> None:
+    svg, _ = draw_gain(rounds, tmp_path / "gain")
+    found = "\n".join(words(svg))
+    assert each in found
+    assert ("Large dots are medians of a seed." in found) == (len(rounds) > 6)
 
 
 @pytest.mark.process
