@@ -172,14 +172,13 @@ def added(report: Report) -> Lines:
 
 
 def seeds_median(report: Report) -> Lines:
-    """Yields the gains of seer over all seeds."""
+    """Yields the gains of seer over the other arms that were measured, in all rounds."""
     rows = rounds_of(report)
+    over = {arm: gains(rows, SEER, arm) for arm in (BASELINE, SINGLE, PUBLISHED)}
     return table(
         [code(SEER), "median (least to greatest)"],
         [
-            [f"gain over {code(BASELINE)}", spread(gains(rows, SEER))],
-            [f"gain over {code(SINGLE)}", spread(gains(rows, SEER, SINGLE))],
-            [f"gain over {code(PUBLISHED)}", spread(gains(rows, SEER, PUBLISHED))],
+            *([f"gain over {code(arm)}", spread(found)] for arm, found in over.items() if found),
             ["tail cut", spread(tail_cuts(rows, SEER), percent)],
         ],
     )
@@ -224,10 +223,12 @@ def seeds_by_idle(report: Report) -> Lines:
 
 
 def seeds_all(report: Report) -> Lines:
-    """Yields the gains on every seed."""
-    head = ["seed", "idle share", "response tokens", code(BASELINE), "its tail", code(SINGLE)]
+    """Yields the medians of each seed's rounds. An arm without rounds has no column."""
+    found = measured(rounds_of(report))
+    arms = [arm for arm in (SINGLE, PUBLISHED, SEER) if arm in found]
+    head = ["seed", "idle share", "response tokens", code(BASELINE), "its tail"]
     return table(
-        [*head, code(PUBLISHED), code(SEER), f"{code(SEER)} over {code(SINGLE)}", "tail cut"],
+        [*head, *map(code, arms), f"{code(SEER)} over {code(SINGLE)}", "tail cut"],
         [
             [
                 seed,
@@ -235,9 +236,7 @@ def seeds_all(report: Report) -> Lines:
                 f"{values(rows, BASELINE, 'response_tokens')[0]:,}",
                 seconds(median(values(rows, BASELINE, "wall_s"))),
                 seconds(median(values(rows, BASELINE, "tail_s"))),
-                decimals(median(gains(rows, SINGLE))),
-                decimals(median(gains(rows, PUBLISHED))),
-                decimals(median(gains(rows, SEER))),
+                *(decimals(median(gains(rows, arm))) for arm in arms),
                 decimals(median(gains(rows, SEER, SINGLE))),
                 percent(median(tail_cuts(rows, SEER))),
             ]
