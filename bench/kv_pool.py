@@ -130,6 +130,8 @@ def crossover(contexts: dict[str, Any], arm: str) -> int | None:
 
 def draw(figures: dict[str, Any], path: Path) -> None:
     """Draws the two comparisons side by side. `path`: without a suffix."""
+    from matplotlib.ticker import LogLocator
+
     colours = {"none": PLAIN, "file": PAPER_LIGHT, "mooncake": OURS}
     labels = {"none": "no pool: computed again", "file": "files", "mooncake": "Mooncake"}
     with styled_figure(13, 5.4) as figure:
@@ -142,6 +144,8 @@ def draw(figures: dict[str, Any], path: Path) -> None:
         left.set(xscale="log", yscale="log", xlabel="tokens of the sequence", ylabel="ms")
         left.set_title("First token on another engine")
         left.set_xticks(CONTEXTS, [str(context) for context in CONTEXTS], rotation=45)
+        left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        left.yaxis.set_major_formatter("{x:g}")
         left.minorticks_off()
         for axis, key, title in (
             (middle, "wall_s", "Seconds, every chunk moves"),
