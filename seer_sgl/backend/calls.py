@@ -10,7 +10,7 @@ from http import HTTPStatus
 from seer_sgl.engine.answers import ask
 from seer_sgl.engine.client import LOAD_TIMEOUT_S, HttpEngine
 from seer_sgl.errors import EngineUnavailable
-from seer_sgl.timing import DEFAULT
+from seer_sgl.timing import Timing
 
 from .replies import EngineReply, Replies, read_reply
 
@@ -76,7 +76,7 @@ async def on_each(
     return {engine.info.engine_id: replies[engine.info.server_id] for engine in engines}
 
 
-async def until_idle(engine: HttpEngine, *, pause: str | None) -> EngineReply:
+async def until_idle(engine: HttpEngine, timing: Timing, *, pause: str | None) -> EngineReply:
     """Flushes an engine's cache once nothing runs there and all its KV is stored.
 
     SGLang flushes after new weights, and when it releases memory, and ends if it cannot. `pause`:
@@ -91,19 +91,19 @@ async def until_idle(engine: HttpEngine, *, pause: str | None) -> EngineReply:
         if pause == "in_place" or time.monotonic() >= deadline:
             return reply
         if pause == "retract":
-            await _go_on_briefly(engine)
+            await _go_on_briefly(engine, timing.quick_call_s)
         else:
             await asyncio.sleep(IDLE_POLL_S)
 
 
-async def _go_on_briefly(engine: HttpEngine) -> None:
+async def _go_on_briefly(engine: HttpEngine, within_s: float) -> None:
     """Ends an engine's pause for a moment, before its weights change.
 
     A paused scheduler does not look whether its transfers between device, host and store have
     ended (`Scheduler.event_loop_normal`), and does not flush while they seem to continue.
     """
-    await call(engine, "POST", "/continue_generation", b"{}", DEFAULT.quick_call_s)
+    await call(engine, "POST", "/continue_generation", b"{}", within_s)
     try:
         await asyncio.sleep(IDLE_POLL_S)
     finally:
-        await call(engine, "POST", "/pause_generation", b'{"mode":"retract"}', DEFAULT.quick_call_s)
+        await call(engine, "POST", "/pause_generation", b'{"mode":"retract"}', within_s)

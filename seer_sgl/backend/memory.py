@@ -49,7 +49,7 @@ async def _release(
     if not tags:
         return DONE
     if not released:  # else it has been idle since
-        idle = await until_idle(engine, pause=state.mode)
+        idle = await until_idle(engine, state.timing, pause=state.mode)
         if not idle.ok:
             return idle
     body = body_of(fields, tags=tags)

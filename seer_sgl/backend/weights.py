@@ -158,7 +158,9 @@ async def update(state: FleetState, new: WeightUpdate, before: Before | None) ->
     async with state.holds.during(UPDATE):
         replies: dict[str, EngineReply] = {}
         if new.flush_cache and not state.lacks_memory:
-            idle = await on_each(engines, lambda engine: until_idle(engine, pause=state.mode))
+            idle = await on_each(
+                engines, lambda engine: until_idle(engine, state.timing, pause=state.mode)
+            )
             replies |= failed_of(idle)
         if state.mode == "in_place" and any(reply.status for reply in replies.values()):
             return CallResult(replies, failed_of(replies), IN_PLACE)

@@ -2,15 +2,17 @@
 that stays."""
 
 import asyncio
+from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
 from tests.server.generating import LIMIT, PROMPT, SEED, generating
 from tests.server.helpers import Fakes, Served, served, tensor_entry, two, under_way, whole
-from tests.support.timing import QUICK
-from tests.support.waiting import polled, until
+from tests.support.timing import OVER_JUMPS, QUICK
+from tests.support.waiting import jump, polled, until
 
 DISK, TENSOR = "/update_weights_from_disk", "/update_weights_from_tensor"
 DISTRIBUTED = "/update_weights_from_distributed"
@@ -146,6 +148,31 @@ async def test_an_update_in_a_pause_lets_engines_end_their_transfers(
     assert [fake.paused for fake in fakes] == ["retract", "retract"]
     await it.post("/continue_generation")
     assert [fake.weight_version for fake in fakes] == ["v2", "v2"]
+
+
+class SilentOnce(FakeSGLang):
+    """A fake that does not answer the first call that ends its pause."""
+
+    silent_once = False
+
+    @override
+    async def resume(self, fields: dict[str, Any]) -> Any:
+        if not self.silent_once:
+            self.silent_once = True
+            await asyncio.Event().wait()
+        return await super().resume(fields)
+
+
+async def test_an_update_in_a_pause_waits_for_a_silent_engine_as_long_as_a_pause_does() -> None:
+    fake = SilentOnce(transferring=True)
+    async with served(fake, timing=OVER_JUMPS) as it:
+        await it.post("/pause_generation", mode="retract")
+        update = asyncio.create_task(it.post(DISK, model_path="new", weight_version="v2"))
+        await until(lambda: fake.silent_once)
+        jump(OVER_JUMPS.quick_call_s)
+        await until(update.done, within_s=20.0)  # by default it takes 30 s more
+        assert (await update)[0] == 200
+        assert (fake.paused, fake.weight_version) == ("retract", "v2")
 
 
 async def test_an_update_that_would_end_an_engine_paused_in_place_is_refused(

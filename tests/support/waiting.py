@@ -1,4 +1,4 @@
-"""Waits until something is the case; a test that waits for ever fails."""
+"""Waits until something is the case, or lets time pass; a test that waits for ever fails."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,6 +15,16 @@ async def until(condition: Callable[[], object], within_s: float = DEADLINE_S) -
             if condition():
                 return
             await asyncio.sleep(0.01)
+
+
+def jump(seconds: float) -> None:
+    """Advances the clock of the running event loop: a timer that is due by then is due now.
+
+    A limit of less time, of a poll that is under way say, has passed too (`OVER_JUMPS`).
+    """
+    loop = asyncio.get_running_loop()
+    time = loop.time
+    loop.time = lambda: time() + seconds  # type: ignore[method-assign]
 
 
 async def polled(fake: FakeSGLang) -> None:
