@@ -23,6 +23,7 @@ from typing import Any
 from seer_sgl.processes.child import end_with_parent
 
 STAYING = "import time; time.sleep(600)"
+ASKED = "it was asked"  # of the log of a server of another start
 LAST_LINE = "the server ends"  # of the log of a server that is told to
 ENDING = "import os, time\nmine = os.getppid()\nwhile os.getppid() == mine: time.sleep(0.2)"
 
@@ -64,6 +65,8 @@ def app_of(flags: argparse.Namespace) -> Any:
                     "broken": flags.breaks.read_text(),
                 }
                 self.plugin["pool"] = pool
+            if flags.mode == "other":
+                print(ASKED, flush=True)
             return await super().server_info(request)
 
     class Fixed(dict[int, int]):

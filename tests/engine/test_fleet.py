@@ -22,11 +22,13 @@ from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.link import contract
 from seer_sgl.link.server import LinkServer
 from seer_sgl.processes.child import free_port
-from seer_sgl.timing import Timing
+from seer_sgl.timing import DEFAULT, Timing
+from tests.engine.fake_launched import ASKED
 from tests.fake_sglang import FakeSGLang, serving
 from tests.support.links import engine
 from tests.support.processes import owned
-from tests.support.waiting import until
+from tests.support.timing import OVER_JUMPS
+from tests.support.waiting import jump, until
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fake_servers", "nothing_left")]
 
@@ -62,38 +64,51 @@ async def test_engines_start_together_pinned_and_are_gone_at_the_end(
 
 
 @pytest.mark.parametrize(
-    ("mode", "keys", "reason"),
+    ("mode", "reason"),
     [
-        ("die", {}, r"^engine e. ended with status 3 while starting(?s:.*) the weights are gone$"),
-        ("stock", {}, "runs without the seer-sgl plugin"),
-        ("other", {"start_timeout_s": 3}, "another server than the one started answers at"),
+        ("die", r"^engine e. ended with status 3 while starting(?s:.*) the weights are gone$"),
+        ("stock", "runs without the seer-sgl plugin"),
     ],
 )
 async def test_an_engine_that_cannot_be_used_is_refused_with_the_reason(
-    mode: str, keys: dict[str, Any], reason: str, model: Path, tmp_path: Path
+    mode: str, reason: str, model: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineStartError, match=reason):
-        async with open_fleet(config(model, mode, **keys), tmp_path):
-            pass
+        await start_fleet(config(model, mode), tmp_path)
+
+
+async def start_fleet(settings: FleetConfig, log_dir: Path, timing: Timing = DEFAULT) -> None:
+    async with open_fleet(settings, log_dir, timing=timing):
+        pass
+
+
+async def test_a_server_of_another_start_that_answers_is_not_taken(
+    model: Path, tmp_path: Path
+) -> None:
+    settings = config(model, "other", count=1, start_timeout_s=60)
+    start = asyncio.create_task(start_fleet(settings, tmp_path, OVER_JUMPS))
+    log = tmp_path / "e0.log"
+    await until(lambda: log.exists() and ASKED in log.read_text())
+    assert not start.done(), "the one that was started may answer later"
+    jump(60.0)
+    with pytest.raises(EngineStartError, match="another server than the one started answers at"):
+        await start
 
 
 async def test_an_engine_that_never_comes_up_is_given_up(
     model: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
-    with pytest.raises(EngineStartError, match=r"not ready after 3 s: engine e[01] .*"):
-        async with open_fleet(
-            config(model, "hang", start_timeout_s=3), tmp_path, timing=Timing(start_remind_s=0.2)
-        ):
-            pass
-    assert any("e0 not ready after" in line and "loading weights" in line for line in log_lines)
+    settings = config(model, "hang", start_timeout_s=60)
+    start = asyncio.create_task(start_fleet(settings, tmp_path, Timing(start_remind_s=0.2)))
+    late = "e0 not ready after"
+    await until(lambda: any(late in line and "loading weights" in line for line in log_lines))
+    jump(60.0)
+    with pytest.raises(EngineStartError, match=r"not ready after 60 s: engine e[01] .*"):
+        await start
 
 
 async def test_cancelling_the_start_leaves_nothing(model: Path, tmp_path: Path) -> None:
-    async def start() -> None:
-        async with open_fleet(config(model, "hang"), tmp_path):
-            pass
-
-    task = asyncio.create_task(start())
+    task = asyncio.create_task(start_fleet(config(model, "hang"), tmp_path))
     await until(lambda: len(owned()) == 4)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import TypeVar
 
@@ -32,7 +31,8 @@ async def all_ready(
     For a server whose machine was lost meanwhile it returns the error. Raises the first other
     failure, EngineStartError or ConfigError, and cancels the other waits.
     """
-    began = time.monotonic()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     pending = {start.engine_id: start for start in starts}
 
     async def wait(start: EngineStart) -> list[EngineInfo] | EngineDelayed:
@@ -46,7 +46,7 @@ async def all_ready(
             logger.info(
                 "engine %s ready after %.0f s: %s, SGLang %s, %d KV tokens, %d requests, %s",
                 info.engine_id,
-                time.monotonic() - began,
+                loop.time() - began,
                 info.url,
                 info.sglang_version,
                 info.max_total_num_tokens,
@@ -62,7 +62,7 @@ async def all_ready(
             await asyncio.sleep(timing.start_remind_s)
             for start in pending.values():
                 line = f": {last_line(start.process.log)}" if start.process else ""
-                seconds = time.monotonic() - began
+                seconds = loop.time() - began
                 logger.info("engine %s not ready after %.0f s%s", start.engine_id, seconds, line)
 
     reminder = asyncio.create_task(remind())
@@ -93,7 +93,8 @@ async def await_ready(
     Raises EngineStartError, and EngineDelayed if its machine was lost.
     """
     process = start.process
-    deadline = time.monotonic() + start.timeout_s
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + start.timeout_s
     while True:
         if process is not None and process.exit_status is not None:
             raise EngineStartError(
@@ -105,7 +106,7 @@ async def await_ready(
         try:
             infos = await _described(start, session, timing)
         except EngineUnavailable as error:
-            if time.monotonic() < deadline:
+            if loop.time() < deadline:
                 await asyncio.sleep(POLL_S)
                 continue
             log = f"; the end of {process.log}:\n{log_tail(process.log)}" if process else ""
