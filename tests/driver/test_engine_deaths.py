@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.errors import RolloutError
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.scheduling.suspects import MORE_STALLS
 from seer_sgl.types import Group
-from tests.fake_sglang import FakeSGLang, response_of
+from tests.fake_sglang import DYING_TURNS, FakeSGLang, response_of
 from tests.support.fleets import PROMPTS, all_groups, check, rolling
 from tests.support.timing import QUICK
 from tests.support.waiting import until
@@ -201,12 +202,27 @@ async def test_a_request_that_stalls_engines_is_given_up_and_no_other_one() -> N
             check_whole(group)
 
 
-async def test_a_chunk_that_an_engine_never_received_is_not_the_cause_of_its_death() -> None:
+async def test_a_chunk_that_an_engine_never_received_is_not_the_cause_of_its_death(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fake = FakeSGLang(delay_s=0.01, longest=60)
     async with rolling(fake, engines={"recovery_timeout_s": 20.0}, timing=QUICK) as rollout:
-        fake.die()
-        running = asyncio.create_task(all_groups(rollout))
-        await asyncio.sleep(0.3)
+        (engine,) = rollout.fleet.engines
+        load, polls = await engine.load(), list[None]()
+
+        async def unchanged() -> EngineLoad:
+            polls.append(None)
+            return load
+
+        with monkeypatch.context() as patch:  # polls do not notice the death before a chunk is sent
+            patch.setattr(engine, "load", unchanged)
+            await until(lambda: polls)
+            fake.die()
+            for _ in range(DYING_TURNS + 1):
+                await asyncio.sleep(0)
+            running = asyncio.create_task(all_groups(rollout))
+            await until(lambda: rollout.recorder and rollout.report()["lost_chunks"])
+        assert not fake.seen
         await fake.start()
         check(await running, longest=60)
         report = rollout.report()
