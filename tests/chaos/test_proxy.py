@@ -13,6 +13,7 @@ from seer_sgl.timing import Timing
 from tests.chaos.proxy import Proxy, proxy
 from tests.fake_sglang import VOCAB, FakeSGLang, serving
 from tests.support.fleets import check_sample
+from tests.support.waiting import jump, until
 
 Client = tuple[asyncio.StreamReader, Callable[[bytes], None]]  # what it reads, how it writes
 SOON_S = 0.05
@@ -58,33 +59,34 @@ async def connected(
         writer.close()
 
 
-async def silent(reader: asyncio.StreamReader) -> bool:
-    """Returns whether nothing arrives for a while."""
-    try:
-        async with asyncio.timeout(4 * SOON_S):
-            await reader.read(1)
-    except TimeoutError:
-        return True
-    return False
-
-
 async def test_what_a_cut_holds_arrives_afterwards() -> None:
-    async with echoing() as (_, between), connected(between) as (reader, write):
-        cutting = asyncio.create_task(between.cut(LONG_S))
-        await asyncio.sleep(SOON_S)
+    async with echoing() as (echo, between), connected(between) as (reader, write):
+        cutting = asyncio.create_task(between.cut(60.0))
+        await asyncio.sleep(0)
         write(b"held")
-        assert await silent(reader)
+        await until(lambda: between.counts["held"] == 1)
+        assert echo.received == b"hello"
+        jump(60.0)
         assert await cutting == 1
         assert await reader.readexactly(4) == b"held"
     assert between.counts["held"] == 1
 
 
 async def test_what_is_slow_arrives_complete() -> None:
-    async with echoing() as (_, between), connected(between) as (reader, write):
-        slowing = asyncio.create_task(between.slow(LONG_S, SOON_S))
-        await asyncio.sleep(SOON_S)
+    async with echoing() as (echo, between), connected(between) as (reader, write):
+        slowing = asyncio.create_task(between.slow(200.0, 60.0))
+        await asyncio.sleep(0)
         write(b"slow")
-        assert await reader.readexactly(4) == b"slow"
+        await until(lambda: between.counts["delayed"] == 1)
+        assert echo.received == b"hello"
+        jump(60.0)
+        await until(lambda: between.counts["delayed"] == 2)
+        reading = asyncio.create_task(reader.readexactly(4))
+        await asyncio.sleep(0)
+        assert not reading.done()
+        jump(60.0)
+        assert await reading == b"slow"
+        jump(80.0)
         assert await slowing == 1
     assert between.counts["delayed"] == 2
 
@@ -92,10 +94,12 @@ async def test_what_is_slow_arrives_complete() -> None:
 async def test_a_dropped_connection_is_silent_for_good_and_a_new_one_works() -> None:
     async with echoing() as (echo, between), connected(between) as (reader, write):
         assert await between.drop(SOON_S) == 1
+        reading = asyncio.create_task(reader.read(1))
         write(b"lost")
-        assert await silent(reader)
+        await until(lambda: between.counts["dropped"] == 1)
         async with connected(between):
-            pass
+            assert not reading.done()
+        reading.cancel()
     assert echo.received == b"hello" * 2
     assert between.counts["dropped"] == 1
 
@@ -113,8 +117,7 @@ async def test_the_server_does_not_learn_of_a_half_closed_connection() -> None:
         assert between.half_close() == 1
         assert await reader.read(1) == b""
         write(b"heard")
-        while between.counts["dropped"] == 0:  # noqa: ASYNC110
-            await asyncio.sleep(SOON_S)
+        await until(lambda: between.counts["dropped"])
         assert echo.received == b"hello" + b"heard"
         assert not echo.ended.is_set()
 
