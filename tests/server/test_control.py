@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from seer_sgl.backend.replies import read_reply
-from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
 from tests.server.generating import LIMIT, PROMPT, SEED, generating
 from tests.server.helpers import Fakes, Served, served, two, whole
-from tests.support.timing import QUICK
-from tests.support.waiting import polled, until
+from tests.support.timing import OVER_JUMPS, QUICK
+from tests.support.waiting import jump, polled, until
 
 
 def is_prefix(reply: dict[str, Any], seed: int, fake: FakeSGLang) -> bool:
@@ -79,11 +78,16 @@ class Hung(FakeSGLang):
 
 
 async def test_an_engine_that_hangs_does_not_hold_the_control_plane() -> None:
-    async with served(FakeSGLang(), Hung(), timing=Timing(quick_call_s=0.2)) as it:
-        async with asyncio.timeout(30):
-            status, answer = await it.post("/pause_generation", mode="retract")
-            assert (status, answer["engines"]["e1"]["status"]) == (200, None)
-            assert (await it.post("/continue_generation"))[0] == 200
+    fake, hung = FakeSGLang(), Hung()
+    async with served(fake, hung, timing=OVER_JUMPS) as it:
+        pausing = asyncio.create_task(it.post("/pause_generation", mode="retract"))
+        await until(lambda: fake.paused and hung.calls)
+        await polled(fake)  # its answer has been read
+        jump(OVER_JUMPS.quick_call_s)
+        status, answer = await pausing
+        replies = [answer["engines"][name]["status"] for name in ("e0", "e1")]
+        assert (status, replies) == (200, [200, None])
+        assert (await it.post("/continue_generation"))[0] == 200
 
 
 class Checked(FakeSGLang):

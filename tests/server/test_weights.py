@@ -237,10 +237,14 @@ async def test_a_group_made_in_an_update_has_the_engines_that_take_part() -> Non
 
 async def test_an_engine_that_is_silent_for_the_timeout_misses_the_update() -> None:
     first, other = two()
-    async with served(first, other) as it:
-        other.slow_s = 10.0
+    async with served(first, other, timing=OVER_JUMPS) as it:
+        other.held = asyncio.Event()
         fields = {"model_path": "new", "weight_version": "v2"}
-        status, answer = await it.post(f"{DISK}?timeout=1", **fields)
+        update = asyncio.create_task(it.post(f"{DISK}?timeout=30", **fields))
+        await until(lambda: first.weights == "new" and other.updating.is_set())
+        await polled(first)  # its answer has been read
+        jump(30.0)
+        status, answer = await update
         assert (status, answer["engines"]["e1"]["status"]) == (200, None), answer
         assert list(it.service.driver.stale) == ["e1"]
         for text in ("0", "nan", "soon", "1e9"):
