@@ -30,7 +30,6 @@ class FakeControl:
     released: set[str] = field(default_factory=set)
     weights: str = "first"
     groups: dict[str, tuple[int, int]] = field(default_factory=dict)  # rank offset, world size
-    slow_s: float = 0.0  # the time that an update takes
     held: asyncio.Event | None = None  # an update ends once it is set
     updating: asyncio.Event = field(default_factory=asyncio.Event)  # an update has begun
     continued: asyncio.Event = field(default_factory=asyncio.Event)
@@ -163,7 +162,6 @@ class FakeControl:
         if self.running and fields.get("flush_cache", True):
             self.died = "Cache flush failed after updating weights"
         self.updating.set()
-        await asyncio.sleep(self.slow_s)
         if self.held is not None:
             await self.held.wait()
         self.weights = fields.get("model_path", "tensors")

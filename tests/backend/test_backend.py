@@ -110,11 +110,13 @@ async def test_an_engine_that_dies_between_begin_and_end_is_stale(
 async def test_a_trainer_that_leaves_in_the_middle_of_an_update_leaves_no_hold(
     trainer: Trainer, it: Served, fakes: Fakes
 ) -> None:
-    update = await under_way(trainer.update("v2"), *fakes)
+    update, held = await under_way(trainer.update("v2"), *fakes)
     update.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await update
-    check(await generating(it), fakes, "v2")
+    running = generating(it)
+    held.set()
+    check(await running, fakes, "v2")
     assert not it.service.backend.holds
 
 
@@ -211,12 +213,13 @@ async def test_what_cannot_be_done_says_why_and_changes_nothing(it: Served, fake
 
 async def test_a_call_goes_on_when_its_caller_is_cancelled(it: Served, fakes: Fakes) -> None:
     backend = it.service.backend
-    update = await under_way(backend.update_weights(WeightUpdate.from_disk("new")), *fakes)
+    update, held = await under_way(backend.update_weights(WeightUpdate.from_disk("new")), *fakes)
     drain = asyncio.ensure_future(backend.drain("e1"))
     flush = asyncio.create_task(backend.flush_cache())
     await asyncio.sleep(0)
     for task in (update, drain, flush):
         task.cancel()
+    held.set()
     await until(lambda: not backend.leaving)
     assert [engine.info.engine_id for engine in it.service.fleet.engines] == ["e0"]
     assert [info.engine_id for info in backend.driver.engines] == ["e0"]
@@ -245,7 +248,7 @@ async def test_who_waits_for_a_closed_backend_gets_an_error() -> None:
     fakes = two()
     async with served(*fakes) as it:
         backend = it.service.backend
-        update = await under_way(backend.update_weights(WeightUpdate.from_disk("new")), *fakes)
+        update, _ = await under_way(backend.update_weights(WeightUpdate.from_disk("new")), *fakes)
     with pytest.raises(RolloutError, match="the rollout is closed"):
         await update
     with pytest.raises(RolloutError, match="the rollout is closed"):

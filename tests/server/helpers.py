@@ -105,10 +105,13 @@ def tensor_entry(name: str) -> str:
     return base64.b64encode(pickle.dumps([(name, Counter())])).decode()
 
 
-async def under_way(update: Coroutine[Any, Any, Any], *fakes: FakeSGLang) -> "asyncio.Task[Any]":
-    """Returns an update that the engines have begun and not ended."""
+async def under_way(
+    update: Coroutine[Any, Any, Any], *fakes: FakeSGLang
+) -> tuple["asyncio.Task[Any]", asyncio.Event]:
+    """Returns an update that the engines have begun, and the event that lets them end it."""
+    held = asyncio.Event()
     for fake in fakes:
-        fake.slow_s = 0.3
+        fake.held = held
     task = asyncio.create_task(update)
     await asyncio.gather(*(fake.updating.wait() for fake in fakes))
-    return task
+    return task, held

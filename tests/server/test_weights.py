@@ -265,10 +265,10 @@ async def test_one_engine_alone_generates_for_a_check_of_its_weights() -> None:
 async def test_an_engine_is_stopped_only_after_the_update_that_it_takes_part_in(
     it: Served, fakes: Fakes
 ) -> None:
-    held = fakes[0].held = asyncio.Event()
-    update = await under_way(it.post(DISK, model_path="new", weight_version="v2"), *fakes)
+    update, held = await under_way(it.post(DISK, model_path="new", weight_version="v2"), *fakes)
     await it.ask("DELETE", "/workers/e1")
-    await asyncio.sleep(0.05)
+    await until(lambda: len(it.service.driver.engines) == 1)
+    assert (await it.ask("GET", "/health"))[0] == 200
     assert len(it.service.fleet.engines) == 2
     held.set()
     assert list((await update)[1]["engines"]) == ["e0", "e1"]
