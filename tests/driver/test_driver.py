@@ -31,7 +31,7 @@ from seer_sgl.types import (
 from tests.fake_sglang import FakeSGLang, response_of
 from tests.support.drivers import CHUNK, LIMIT, Events, all_of, check, staged, whole
 from tests.support.timing import QUICK
-from tests.support.waiting import until
+from tests.support.waiting import polled, until
 
 
 async def test_events_come_in_order_and_a_sample_with_its_own() -> None:
@@ -147,7 +147,7 @@ async def test_an_abort_of_a_deaf_engine_ends_without_the_chunks_tokens() -> Non
 async def test_a_pause_keeps_tokens_and_sends_nothing_until_it_is_over() -> None:
     events = Events()
     fakes = [FakeSGLang(delay_s=600.0), FakeSGLang(delay_s=600.0)]  # until they are aborted
-    async with staged(*fakes) as stage:
+    async with staged(*fakes, timing=QUICK) as stage:
         run = stage.driver.submit(stage.groups(4), [events])
         await until(lambda: sum(fake.running for fake in fakes) == 16)
         await stage.driver.pause()
@@ -156,7 +156,7 @@ async def test_a_pause_keeps_tokens_and_sends_nothing_until_it_is_over() -> None
         assert sum(fake.running for fake in fakes) == 0
         seen = sum(len(fake.seen) for fake in fakes)
         assert any(fake.aborted for fake in fakes)
-        await asyncio.sleep(0.1)
+        await asyncio.gather(*map(polled, fakes))
         assert sum(len(fake.seen) for fake in fakes) == seen
         stage.driver.resume()
         check(await all_of(run))
@@ -352,11 +352,11 @@ async def test_engines_that_join_or_come_back_serve_the_new_weights() -> None:
 
 async def test_a_pause_lasts_until_everybody_has_taken_theirs_back() -> None:
     fake = FakeSGLang()
-    async with staged(fake) as stage:
+    async with staged(fake, timing=QUICK) as stage:
         await asyncio.gather(stage.driver.pause(), stage.driver.pause())
         run = stage.driver.submit(stage.groups(1))
         stage.driver.resume()
-        await asyncio.sleep(0.05)
+        await polled(fake)
         assert not fake.seen
         stage.driver.resume()
         check(await all_of(run))
@@ -426,7 +426,7 @@ async def test_an_engine_that_loaded_old_weights_during_an_update_does_not_serve
         if ends == "in the update":
             engine.slow.set()
             await until(lambda: reports[1]["weights"] == "old")
-            await asyncio.sleep(0.1)  # polls; none may let it serve
+            await polled(fakes[0])  # e1 has been looked at as often; it may not serve
         stage.driver.adopt_weights(None)
         stage.driver.resume()
         engine.slow.set()
