@@ -16,6 +16,7 @@ from seer_sgl.server.command import serving as listening
 from seer_sgl.server.service import Service
 from seer_sgl.timing import DEFAULT, Timing
 from tests.fake_sglang import FakeSGLang, response_of, serving_all
+from tests.support.waiting import until
 
 CHUNK = 8
 Fakes = list[FakeSGLang]
@@ -103,6 +104,12 @@ def two() -> Fakes:
 def tensor_entry(name: str) -> str:
     """Returns a pickle like that of a tensor, which the fakes do not read."""
     return base64.b64encode(pickle.dumps([(name, Counter())])).decode()
+
+
+async def until_held(it: Served) -> None:
+    """Waits until a request waits for the end of a hold."""
+    over: Any = it.service.backend.holds._over
+    await until(lambda: over._waiters)
 
 
 async def under_way(

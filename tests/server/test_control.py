@@ -8,7 +8,7 @@ import pytest
 from seer_sgl.backend.replies import read_reply
 from tests.fake_sglang import FakeSGLang
 from tests.server.generating import LIMIT, PROMPT, SEED, generating
-from tests.server.helpers import Fakes, Served, served, two, whole
+from tests.server.helpers import CHUNK, Fakes, Served, served, two, until_held, whole
 from tests.support.timing import OVER_JUMPS, QUICK
 from tests.support.waiting import jump, polled, until
 
@@ -131,9 +131,10 @@ async def test_aborts_by_name_by_prefix_and_of_all(it: Served, fakes: Fakes) -> 
     assert not running["three"].done()
     assert (await it.post("/abort_request", abort_all=True))[1]["aborted"] == 1
     await running["three"]
-    seen = [len(fake.seen) for fake in fakes]
-    await asyncio.sleep(0.1)
-    assert [len(fake.seen) for fake in fakes] == seen, "nothing is sent again"
+    seen = sum(len(fake.seen) for fake in fakes)
+    later = await generating(it, limit=3 * CHUNK)  # it is sent after what would be sent again
+    chunks = later["meta_info"]["seer"]["chunks"]
+    assert sum(len(fake.seen) for fake in fakes) == seen + chunks, "nothing is sent again"
 
 
 async def test_the_cache_is_flushed_once_nothing_runs(it: Served, fakes: Fakes) -> None:
@@ -302,7 +303,7 @@ async def test_a_request_of_an_engines_own_session_waits_for_the_end_of_a_hold()
                 input_ids=PROMPT, sampling_params=params, session_params={"id": "mine"}, rid="a"
             )
         )
-        await asyncio.sleep(0.2)
+        await until_held(it)
         assert not fake.seen, "it would run on memory that is not there"
         await it.post("/resume_memory_occupation")
         assert (await request)["output_ids"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.server.chat_fake import CHAT_PROMPT, ChatFake, model_folder, word_of
-from tests.server.helpers import CHUNK, Served, served, whole
+from tests.server.helpers import CHUNK, Served, served, until_held, whole
 from tests.support.bodies import events
 from tests.support.waiting import until
 
@@ -236,7 +236,7 @@ async def test_engines_are_not_asked_to_generate_while_generation_is_held(
     await it.post("/pause_generation", mode="retract")
     chat = asyncio.create_task(ok(it, CHAT, messages=MESSAGES, max_tokens=1))
     await until(lambda: "/separate_reasoning" in [path for path, _ in fake.received])
-    await asyncio.sleep(0.1)
+    await until_held(it)
     assert CHAT not in [path for path, _ in fake.received]
     await it.post("/continue_generation")
     await chat
