@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from tests.fake_sglang import FakeSGLang, serving
 from tests.server.generating import LIMIT, PROMPT, SEED, generating
 from tests.server.helpers import Fakes, Served, served, tensor_entry, two, under_way, whole
 from tests.support.fleets import rolling
-from tests.support.waiting import until
+from tests.support.waiting import DEADLINE_S, until
 
 from .trainers import DISK, TENSOR, TRAINERS, Trainer
 
@@ -276,12 +275,18 @@ async def test_the_selector_of_an_update_from_python_reaches_its_session(
 async def test_calls_keep_their_order_also_while_tensors_are_checked(
     monkeypatch: pytest.MonkeyPatch, it: Served, fakes: Fakes
 ) -> None:
-    begun = threading.Event()
+    begun, ending = threading.Event(), threading.Event()
+    end = it.service.backend.end_update
 
     def slow(*_: object) -> None:
         begun.set()
-        time.sleep(0.1)
+        assert ending.wait(DEADLINE_S)
 
+    async def noted(fields: Any) -> CallResult:
+        ending.set()
+        return await end(fields)
+
+    monkeypatch.setattr(it.service.backend, "end_update", noted)
     monkeypatch.setattr("seer_sgl.server.control.calls.require_loadable", slow)
     await it.post("/begin_weight_update")
     fields = {"serialized_named_tensors": TENSORS, "weight_version": "v2"}
