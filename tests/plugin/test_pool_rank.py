@@ -18,20 +18,13 @@ from seer_sgl.link import client, contract, messages
 from seer_sgl.link.messages import Forget, Hello, KvStored, Rates
 from seer_sgl.plugin.pool_rank import PageNames, PoolRank, remove_pages
 from seer_sgl.timing import DEFAULT, Timing
+from tests.support.waiting import block_until
 
 from .stand_ins import replace_module
 
 PAGE = 2
 LAYOUT = KvLayout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
 NEVER_S = 3600.0
-DEADLINE_S = 30.0
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true"
-        time.sleep(0.002)
 
 
 class FakeMooncake:
@@ -133,7 +126,7 @@ class Rank:
     def settle(self) -> None:
         """Waits until all earlier events are processed."""
         self.run("settle.c1/", "##")
-        until(lambda: KvStored("settle.c1/", True) in self.sent)
+        block_until(lambda: KvStored("settle.c1/", True) in self.sent)
         self.sent.remove(KvStored("settle.c1/", True))
 
 
@@ -197,28 +190,28 @@ def test_without_a_driver_pages_are_looked_after_all_the_same(
     backend.present.add("ab")
     alone.finished("r.c1/", "ab")
     alone._events.put(Forget("r", 0))
-    until(lambda: backend.removed)
+    block_until(lambda: backend.removed)
 
 
 def test_the_pool_is_asked_again_until_everything_is_there(rank: Rank) -> None:
     rank.run("r.c1/", "abcd", written=False)
-    until(lambda: rank.backend.queries >= 2)
+    block_until(lambda: rank.backend.queries >= 2)
     rank.backend.present |= {"ab", "abcd"}
-    until(lambda: rank.sent)
+    block_until(lambda: rank.sent)
     assert rank.sent == [KvStored("r.c1/", True)]
 
 
 def test_calls_with_the_same_kv_are_both_acknowledged(rank: Rank) -> None:
     rank.run("r.c1/", "abcd", written=False)
     rank.run("s.c1/", "abcd")
-    until(lambda: len(rank.sent) == 2)
+    block_until(lambda: len(rank.sent) == 2)
     assert {frame.rid for frame in rank.sent if frame.complete} == {"r.c1/", "s.c1/"}
 
 
 def test_looks_count_not_the_clock() -> None:
     rank = Rank(pool_first_check_s=0.01, pool_longest_wait_s=0.04)
     rank.run("r.c1/", "abcd", written=False)
-    until(lambda: rank.sent)
+    block_until(lambda: rank.sent)
     assert rank.sent == [KvStored("r.c1/", False)]
     assert rank.backend.queries == 3, "after 10, 20 and 40 ms, or later"
 
@@ -227,7 +220,7 @@ def test_a_pool_that_is_away_for_a_while_ends_no_acknowledgement(rank: Rank) -> 
     rank.backend.away = 2
     rank.run("r.c1/", "ab")
     rank.run("s.c1/", "xy")
-    until(lambda: len(rank.sent) == 2)
+    block_until(lambda: len(rank.sent) == 2)
     assert sorted(frame.rid for frame in rank.sent if frame.complete) == ["r.c1/", "s.c1/"]
 
 
@@ -235,7 +228,7 @@ def test_a_pool_that_stays_away_is_reported_to_the_driver() -> None:
     rank = Rank(pool_longest_wait_s=0.0)
     rank.backend.away = sys.maxsize
     rank.run("r.c1/", "ab")
-    until(lambda: rank.sent)
+    block_until(lambda: rank.sent)
     assert rank.sent == [KvStored("r.c1/", False)]
 
 

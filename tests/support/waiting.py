@@ -1,6 +1,7 @@
 """Waits until something is the case, or lets time pass; a test that waits for ever fails."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from tests.fake_sglang import FakeSGLang
@@ -15,6 +16,15 @@ async def until(condition: Callable[[], object], within_s: float = DEADLINE_S) -
             if condition():
                 return
             await asyncio.sleep(0.01)
+
+
+def block_until(condition: Callable[[], object], within_s: float = DEADLINE_S) -> None:
+    """Blocks until the condition holds, which another thread changes. Raises TimeoutError."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.002)
 
 
 def jump(seconds: float) -> None:

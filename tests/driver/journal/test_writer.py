@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from seer_sgl.driver.journal.records import Resumed, encode
 from seer_sgl.driver.journal.stored import read, records
 from seer_sgl.timing import Timing
 from tests.driver.journal.kept import header_of, make_groups
+from tests.support.waiting import block_until
 
 CYCLES = 60
 
@@ -28,20 +28,37 @@ def append(to: writer.BlockWriter, runs: range) -> None:
         to.append(encode(Resumed(run=run, at=0.0)))
 
 
+class WatchedLock:
+    """A lock with a list of the threads that wait for it."""
+
+    def __init__(self) -> None:
+        self.waiting: list[None] = []
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self.waiting.append(None)
+        self._lock.acquire()
+        self.waiting.pop()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 def test_a_writer_that_is_closed_just_before_it_drains_ends(tmp_path: Path) -> None:
     with JournalFolder(tmp_path, create=True) as folder:
         open_writer = writer.BlockWriter(
             *folder.begin(header_of(make_groups())), "journal", Timing(journal_gather_s=0.0)
         )
+        lock = open_writer._lock = WatchedLock()  # type: ignore[assignment]
         closer = threading.Thread(target=open_writer.close, daemon=True)
         append(open_writer, range(1))
-        with open_writer._lock:
+        with lock:
             append_unlocked = open_writer._waiting.append
             append_unlocked(encode(Resumed(run=1, at=0.0)))
             open_writer._due.set()
-            time.sleep(0.05)  # it waits for the lock
+            block_until(lambda: len(lock.waiting) == 1)
             closer.start()
-            time.sleep(0.05)
+            block_until(lambda: len(lock.waiting) == 2)
         closer.join(30.0)
         assert not closer.is_alive()
         assert resumes(folder) == [0, 1]
