@@ -16,14 +16,7 @@ import pytest
 
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes import child, shared_memory
-from seer_sgl.processes.child import (
-    PARENT_POLL_S,
-    PORTS,
-    OwnedProcess,
-    free_port,
-    last_line,
-    log_tail,
-)
+from seer_sgl.processes.child import PORTS, OwnedProcess, free_port, last_line, log_tail
 from seer_sgl.processes.supervisor import SupervisedProcess, supervised
 from seer_sgl.timing import Timing
 from tests.support.processes import lives
@@ -155,6 +148,12 @@ async def test_a_server_killed_outright_leaves_no_shared_memory(tmp_path: Path) 
     assert not left & in_shared_memory()
 
 
+def sleeps(process: psutil.Process) -> int:
+    """Returns how often threads of a process went to sleep; a server does between two looks."""
+    texts = [file.read_text() for file in Path(f"/proc/{process.pid}/task").glob("*/status")]
+    return sum(int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for text in texts)
+
+
 @pytest.mark.process
 async def test_servers_outlive_a_stopped_driver_and_end_with_a_killed_one(tmp_path: Path) -> None:
     program, log = tmp_path / "server.py", tmp_path / "log"
@@ -166,8 +165,10 @@ async def test_servers_outlive_a_stopped_driver_and_end_with_a_killed_one(tmp_pa
     left = shared_memory.mapped_by(psutil.Process(driver.pid).children(recursive=True))
     assert len(left) >= 2
     servers = psutil.Process(driver.pid).children(recursive=True)
+    (server,) = psutil.Process(driver.pid).children()
     driver.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(3 * PARENT_POLL_S)
+    before = sleeps(server)
+    await until(lambda: sleeps(server) >= before + 3)
     assert all(map(lives, servers))
     driver.kill()
     await driver.wait()
