@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from typing_extensions import override
 
@@ -38,12 +38,15 @@ class EngineCounts:
 class FleetCounts(Observer):
     """Counts what came back from the engines. `errors`: lost chunks by kind (errors.py)."""
 
-    def __init__(self, engines: Iterable[EngineInfo]) -> None:
+    def __init__(
+        self, engines: Iterable[EngineInfo], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self.engines = {info.engine_id: EngineCounts(info) for info in engines}
         self.totals = Totals()
         self.errors: Counter[str] = Counter()
         self._recent: deque[tuple[float, int]] = deque()
-        self._began = time.monotonic()
+        self._began = clock()
 
     @override
     def grown(self, result: ChunkResult) -> None:
@@ -52,7 +55,7 @@ class FleetCounts(Observer):
             return
         self.totals.add(figures)
         engine.totals.add(figures)
-        self._recent.append((time.monotonic(), figures.tokens))
+        self._recent.append((self._clock(), figures.tokens))
         self._forget_old()
 
     @override
@@ -84,7 +87,7 @@ class FleetCounts(Observer):
     @property
     def elapsed_s(self) -> float:
         """Seconds since the start of the count."""
-        return time.monotonic() - self._began
+        return self._clock() - self._began
 
     def rate(self) -> float | None:
         """Returns the tokens per second, as a mean of the last RATE_WINDOW_S.
@@ -97,6 +100,6 @@ class FleetCounts(Observer):
         return sum(tokens for _, tokens in self._recent) / min(RATE_WINDOW_S, self.elapsed_s)
 
     def _forget_old(self) -> None:
-        begin = time.monotonic() - RATE_WINDOW_S
+        begin = self._clock() - RATE_WINDOW_S
         while self._recent and self._recent[0][0] < begin:
             self._recent.popleft()

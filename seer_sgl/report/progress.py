@@ -32,8 +32,14 @@ INDENT = " " * 10  # of the engines, below the time
 class ShownProgress(FleetCounts):
     """Counts the events of a rollout and shows them. `groups`, `requests`: total numbers."""
 
-    def __init__(self, engines: Iterable[EngineInfo], groups: int, requests: int) -> None:
-        super().__init__(engines)
+    def __init__(
+        self,
+        engines: Iterable[EngineInfo],
+        groups: int,
+        requests: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(engines, clock)
         self.groups, self.requests = groups, requests
         self.groups_done = 0
         self.requests_done = 0
@@ -47,7 +53,7 @@ class ShownProgress(FleetCounts):
     def finished(self, request: Request, sample: Sample) -> None:
         self.requests_done += 1
         if self._tail_since is None and self.requests_done >= before_tail(self.requests):
-            self._tail_since = time.monotonic()
+            self._tail_since = self._clock()
 
     @contextlib.asynccontextmanager
     async def shown(self, console: Console, timing: Timing = DEFAULT) -> AsyncIterator[None]:
@@ -120,7 +126,7 @@ class ShownProgress(FleetCounts):
     def _tail(self, otherwise: str) -> str:
         """Returns the time since only the last 10 % of the requests are unfinished."""
         since = self._tail_since
-        return otherwise if since is None else f"{time.monotonic() - since:.1f} s"
+        return otherwise if since is None else f"{self._clock() - since:.1f} s"
 
 
 def _doing(engine: EngineCounts) -> str:

@@ -2,6 +2,8 @@
 
 import asyncio
 import io
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,13 +19,13 @@ from tests.support.infos import chunk_on, info, landed
 DRAFTING = {"draft_tokens": 17, "pool": "seer-x", "kv_bytes_per_token": 1000}
 
 
-def half_done(**facts: Any) -> ShownProgress:
+def half_done(clock: Callable[[], float] = time.monotonic, **facts: Any) -> ShownProgress:
     """Two engines; one of two groups of one request is complete, the other waits in b's queue.
 
     `facts`: of the engines.
     """
     infos = [msgspec.structs.replace(info(name), **facts) for name in "ab"]
-    shown = ShownProgress(infos, groups=2, requests=2)
+    shown = ShownProgress(infos, groups=2, requests=2, clock=clock)
     requests = [make_group(name, n=1).requests[0] for name in ("x", "y")]
     chunks = [
         chunk_on(engine_id, request, migrated=engine_id == "a")
@@ -129,8 +131,10 @@ def test_of_a_large_fleet_only_the_first_engines_are_shown() -> None:
 
 
 def test_the_tail_clock_starts_with_the_last_tenth() -> None:
-    shown = half_done()
+    now = [100.0]
+    shown = half_done(lambda: now[0])
     last = make_group("z", n=1).requests[0]
     last.finish("stop", None, 2.0)
     shown.finished(last, made_sample(last))
-    assert "tail 0." in next(shown.lines())
+    now[0] += 2.5
+    assert "tail 2.5 s" in next(shown.lines())
