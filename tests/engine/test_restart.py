@@ -82,7 +82,9 @@ async def test_an_engine_that_hangs_for_good_is_restarted(
     settings = config(model, starts, engines={"stall_timeout_s": 0.5})
     async with rolling(settings, tmp_path) as rollout:
         hung = await struck(rollout, starts, lambda *place: os.kill(pid_of(*place), signal.SIGSTOP))
-    assert hung["engines"][1]["lost_chunks"] == hung["lost_chunks"] > 0
+    # The other one may stall too: 0.5 s without progress are enough, on a busy machine.
+    assert hung["engines"][1]["lost_chunks"] > 0
+    assert hung["failed_requests"] == 0
     again = "engine e1 is being restarted: it hung: "
     assert any(line.startswith(again) for line in log_lines)
 
