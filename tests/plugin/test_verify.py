@@ -57,7 +57,7 @@ class FakeGroup:
     def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
         if self._rank == src:
             self._sent.append(tensor.clone())
-        self._meeting.wait(timeout=5)
+        self._meeting.wait(timeout=60)
         return tensor.copy_(self._sent[-1])
 
 

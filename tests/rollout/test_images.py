@@ -153,7 +153,7 @@ def answering(answer: bytes, drips: int = 0) -> Iterator[str]:
                 connection.sendall(b"a")
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(5)
+        listening.settimeout(60)
         thread = threading.Thread(target=answer_once)
         thread.start()
         try:
