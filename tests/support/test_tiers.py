@@ -35,6 +35,7 @@ FILE = """
 import asyncio, multiprocessing, os, subprocess, threading, time
 import pytest
 from seer_sgl.sim.clock import run_virtually
+from tests.support import tiers
 
 def test_starts_a_process(): subprocess.run(["true"], check=True)
 
@@ -67,10 +68,13 @@ def test_waits_for_a_timer():
         await done.wait()
     asyncio.run(main())
 
-def test_waits_in_small_steps():
+def test_waits_in_small_steps(request):
+    record = request.config.pluginmanager.get_plugin("gate")._watch.record
     async def main():
-        for _ in range(50):
+        for _ in range(500):
             await asyncio.sleep(0.045)
+            if record.waited_s > tiers.COST_S:
+                break
     asyncio.run(main())
 
 def test_computes():
