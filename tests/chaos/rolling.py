@@ -24,7 +24,7 @@ from tests.e2e.weights import other_weights
 from .conductor import Happened, Tell, conducted
 from .ledger import Disturbance, Key, Ledger
 from .plan import STALL_TIMEOUT_S, Fault
-from .strikes import LONG_PROMPT, PREFILL_TOKENS, TRIES, LongPrompts, Strikes
+from .strikes import LONG_PROMPT, PREFILL_TOKENS, TRIES, UNDER_WAY_S, LongPrompts, Strikes
 from .wires import Wires, wired
 
 ENGINES = 3
@@ -76,11 +76,12 @@ class Chaotic(msgspec.Struct):
 
 
 class Stage:
-    """An open rollout whose engines are behind proxies."""
+    """An open rollout whose engines are behind proxies. `under_way_s`: see Strikes."""
 
-    def __init__(self, rollout: Rollout, wires: Wires) -> None:
+    def __init__(self, rollout: Rollout, wires: Wires, under_way_s: float = UNDER_WAY_S) -> None:
         self.rollout = rollout
         self.wires = wires
+        self.under_way_s = under_way_s
 
     def prompts(self, count: int) -> list[Prompt]:
         """Returns the first held-out prompts."""
@@ -112,7 +113,7 @@ class Stage:
         record = Recorder(name, SEED, rollout.engines, groups, began)
         late = LongPrompts(groups[len(prompts) :], prefills)
         ledger = Ledger()
-        strikes = Strikes(rollout, self.wires, ledger, late)
+        strikes = Strikes(rollout, self.wires, ledger, late, self.under_way_s)
         async with conducted(plan, tokens, strikes, tell) as conductor:
             run = rollout.driver.open_run(
                 [record, ledger, conductor], rollout_id=name, started_at=began

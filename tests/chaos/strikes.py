@@ -25,7 +25,7 @@ from .wires import Wires
 LONG_PROMPT = 6000  # tokens
 PREFILL_TOKENS = 512  # of one part of a long prefill
 PREFILLED = f"#new-token: {PREFILL_TOKENS}"  # SGLang's log line of one part of a long prefill
-UNDER_WAY_S = 0.2  # a chunk or a write that lasts longer has begun
+UNDER_WAY_S = 0.2  # on real engines
 DUTY_S, CYCLE_S = 0.02, 0.1  # of a throttled process
 AFTERMATH_S = 1.0  # the driver may send on a connection that has just been closed
 TRIES = 3  # of a kill in a prefill: the prompt may go to an engine that is disturbed already
@@ -69,15 +69,22 @@ class Strikes:
     """The faults against one rollout. Faults of one target wait for each other.
 
     `disturbances`: when engines were disturbed. `over`: no chunk will be in flight any more.
+    `under_way_s`: a chunk or a write that lasts longer has begun.
     """
 
     def __init__(
-        self, rollout: Rollout, wires: Wires, ledger: Ledger, long_prompts: LongPrompts
+        self,
+        rollout: Rollout,
+        wires: Wires,
+        ledger: Ledger,
+        long_prompts: LongPrompts,
+        under_way_s: float = UNDER_WAY_S,
     ) -> None:
         self._rollout = rollout
         self._wires = wires
         self._ledger = ledger
         self._long_prompts = long_prompts
+        self._under_way_s = under_way_s
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.disturbances: list[Disturbance] = []
         self.over = False
@@ -147,7 +154,7 @@ class Strikes:
                     began = {
                         uid for uid, name in self._ledger.unwritten.items() if name == fault.target
                     }
-                    await asyncio.sleep(UNDER_WAY_S)
+                    await asyncio.sleep(self._under_way_s)
                     still = self._ledger.unwritten.items()
                     writes = sum(uid in began and name == fault.target for uid, name in still)
                     if writes:
@@ -266,7 +273,7 @@ class Strikes:
                 raise Missed("the rollout was over")
             flights = self._ledger.in_flight.values()
             return self._rollout.driver.available(engine_id) and any(
-                chunk.engine_id == engine_id and loop.time() - sent_at > UNDER_WAY_S
+                chunk.engine_id == engine_id and loop.time() - sent_at > self._under_way_s
                 for chunk, sent_at in flights
             )
 

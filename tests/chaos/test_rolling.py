@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from seer_sgl.types import Prompt, token_array
-from tests.chaos import strikes
 from tests.chaos.plan import Kind, draw
 from tests.chaos.rolling import Chaotic, Rolled, Stage
 from tests.chaos.verdict import by_kind, judge
@@ -40,12 +39,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 TIMING = msgspec.structs.replace(RESTARTING, readmission_most_s=0.2, control_timeout_s=0.5)
 
 
-@pytest.fixture(autouse=True)
-def quicker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes faults follow each other soon."""
-    monkeypatch.setattr(strikes, "UNDER_WAY_S", 0.03)
-
-
 async def test_all_faults_happen_and_no_sample_is_lost_doubled_or_changed(tmp_path: Path) -> None:
     prompts = [
         Prompt(prompt_id=f"p{i}", prompt_ids=token_array([5 + i] * PROMPT_LEN), n=4)
@@ -57,7 +50,7 @@ async def test_all_faults_happen_and_no_sample_is_lost_doubled_or_changed(tmp_pa
         settings[section] = {**settings[section], **values}
     plan = draw(3, 2, kinds=QUICK_KINDS)
     async with wired() as wires, rolling(settings, tmp_path, TIMING) as rollout:
-        stage = Stage(rollout, wires)
+        stage = Stage(rollout, wires, under_way_s=0.03)  # chunks of fakes are short
         calm = await stage.calm(prompts)
         chaotic = await stage.chaotic(prompts, plan, calm.report["response_tokens"], print)
         nothing = await stage.calm([])
