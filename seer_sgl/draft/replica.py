@@ -73,7 +73,7 @@ class Replica:
         self._scope = scope
         self._vocab_size = vocab_size
         self._clock = clock
-        self._held = GroupStore(drafter, max_tokens, apart=scope == "request")
+        self._store = GroupStore(drafter, max_tokens, apart=scope == "request")
         self._rows: dict[int, Log] = {}  # by slot
         self._grown: dict[Log, None] = {}  # logs with tokens that the hub lacks
         self._to_open: dict[StoredGroup, None] = {}
@@ -90,7 +90,7 @@ class Replica:
 
     def begin(
         self,
-        group: str,
+        group_id: str,
         sequence: int,
         prompt_ids: Sequence[int],
         response_ids: Sequence[int],
@@ -101,24 +101,24 @@ class Replica:
         engine had generated more), this call becomes a fork with a number of its own. The index's
         state of the sequence is then correct.
         """
-        name = wire_name(group)
-        held = self._held.open(name, prompt_ids, self._now)
-        if len(held.logs) >= MAX_SEQUENCES:  # a caller uses one name for all calls: begin anew
-            self._close(held)
-            held = self._held.open(name, prompt_ids, self._now)
-        if not held.reported:
-            self._to_open[held] = None
+        name = wire_name(group_id)
+        group = self._store.open(name, prompt_ids, self._now)
+        if len(group.logs) >= MAX_SEQUENCES:  # a caller uses one name for all calls: begin anew
+            self._close(group)
+            group = self._store.open(name, prompt_ids, self._now)
+        if not group.reported:
+            self._to_open[group] = None
         response, number = array("i", response_ids), sequence % SEQUENCES
-        log = held.continued(number, response)
+        log = group.continued(number, response)
         if log is None:
-            log = self._held.add(held, held.free_number(number))
+            log = self._store.add(group, group.free_number(number))
             log.sent = len(response) if log.number == number else 0  # no other process has a fork
         elif log.sent >= len(log.tokens):
             log.sent = len(response)  # its decoder sent the rest, or the hub requests it
-        self._held.append(log, response[len(log.tokens) :])
+        self._store.append(log, response[len(log.tokens) :])
         self._grown[log] = None
         log.live = log.own = True
-        held.running += 1
+        group.running += 1
         slot = self._drafter.attach(log.home, log.index)
         self._rows[slot] = log
         self._keep_bound()
@@ -128,7 +128,7 @@ class Replica:
         """Records verified tokens of a sequence; `Drafter.step` puts them into the index itself."""
         log = self._rows.get(slot)
         if log is not None:  # None: its group is closed
-            self._held.grown(log, tokens)
+            self._store.grown(log, tokens)
             self._grown[log] = None
             self._keep_bound()
 
@@ -193,8 +193,8 @@ class Replica:
         `waits`: from the receipt of a message of tokens to its last token in the index.
         """
         return {
-            "groups": len(self._held.groups),
-            "tokens": self._held.tokens,
+            "groups": len(self._store.groups),
+            "tokens": self._store.tokens,
             "received_tokens": self._received,
             "refused_tokens": self._refused,
             "lost_messages": self._lost,
@@ -228,10 +228,10 @@ class Replica:
             return 0
         if isinstance(message, Done):
             for name in message.groups:
-                held = self._held.groups.get(name)
-                if held is not None:
-                    held.reported = False  # the hub needs no Leave for it
-                    self._close(held)
+                group = self._store.groups.get(name)
+                if group is not None:
+                    group.reported = False  # the hub needs no Leave for it
+                    self._close(group)
             return DELTA_TOKENS * len(message.groups)
         if self._send is not None and self._scope == "fleet":
             for batch in batched(self._wanted(message)):
@@ -240,20 +240,20 @@ class Replica:
 
     def _wanted(self, message: Want) -> Iterator[Delta]:
         for name, lengths in message.groups.items():
-            held = self._held.groups.get(name)
-            if held is None:
+            group = self._store.groups.get(name)
+            if group is None:
                 continue
-            self._ask(held)  # the hub may have lost that this engine serves it
+            self._ask(group)  # the hub may have lost that this engine serves it
             for number, length in lengths.items():
-                if number in held.logs:
-                    yield from _unsent(held.logs[number], length)
+                if number in group.logs:
+                    yield from _unsent(group.logs[number], length)
 
     def _apply(self, delta: Delta) -> int:
         """Adds a delta to the index. Returns its number of new tokens."""
-        held = self._held.groups.get(delta.group)
-        if held is None or len(delta.tokens) % TOKEN_BYTES:
+        group = self._store.groups.get(delta.group)
+        if group is None or len(delta.tokens) % TOKEN_BYTES:
             return 0
-        log = held.logs.get(delta.sequence)
+        log = group.logs.get(delta.sequence)
         have = 0 if log is None else len(log.tokens)
         end = delta.position + len(delta.tokens) // TOKEN_BYTES
         if log is not None:
@@ -262,44 +262,44 @@ class Replica:
             return 0
         if log is not None and log.live:
             # The hub has more tokens than the running call, so another call has decoded them.
-            held.renumber(log)
+            group.renumber(log)
             self._grown[log] = None
             log, have = None, 0
         if delta.position > have:
-            self._ask(held)
+            self._ask(group)
             return 0
         tokens = array("i")
         tokens.frombytes(delta.tokens[TOKEN_BYTES * (have - delta.position) :])
-        if not self._acceptable(held, log, tokens):
+        if not self._acceptable(group, log, tokens):
             self._refused += len(tokens)
             return 0
         if log is None:
-            log = self._held.add(held, delta.sequence)
-        self._held.append(log, tokens)
+            log = self._store.add(group, delta.sequence)
+        self._store.append(log, tokens)
         log.sent = end
         self._received += len(tokens)
         return len(tokens)
 
-    def _acceptable(self, held: StoredGroup, log: Log | None, tokens: "array[int]") -> bool:
+    def _acceptable(self, group: StoredGroup, log: Log | None, tokens: "array[int]") -> bool:
         if min(tokens) < 0 or max(tokens) >= self._vocab_size:
             return False
-        if log is None and len(held.logs) >= MAX_SEQUENCES:
+        if log is None and len(group.logs) >= MAX_SEQUENCES:
             return False
-        prompt = self._held.prompt_again(held) if log is None else 0
-        if not self._make_room(len(tokens) + prompt, keep=held):
-            held.ask_at = self._now + IDLE_S  # the tokens would be refused again
+        prompt = self._store.prompt_again(group) if log is None else 0
+        if not self._make_room(len(tokens) + prompt, keep=group):
+            group.ask_at = self._now + IDLE_S  # the tokens would be refused again
             return False
         return True
 
-    def _ask(self, held: StoredGroup) -> None:
+    def _ask(self, group: StoredGroup) -> None:
         """Schedules an Open of a group with missing tokens, so that the hub sends them."""
-        if held.reported and self._now >= held.ask_at:
-            self._to_open[held] = None
+        if group.reported and self._now >= group.ask_at:
+            self._to_open[group] = None
 
     def _make_room(self, tokens: int, keep: StoredGroup | None = None) -> bool:
         """Closes idle groups until the tokens fit. Returns whether they do."""
-        while not self._held.fits(tokens):
-            least_recent = self._held.least_recent(keep)
+        while not self._store.fits(tokens):
+            least_recent = self._store.least_recent(keep)
             if least_recent is None:
                 return False
             self._close(least_recent)
@@ -307,19 +307,19 @@ class Replica:
 
     def _keep_bound(self) -> None:
         """Closes groups, running ones too, until the tokens are within the limit."""
-        while not self._held.fits(0):
-            self._close(self._held.least_recent(None) or self._held.largest())
+        while not self._store.fits(0):
+            self._close(self._store.least_recent(None) or self._store.largest())
 
-    def _close(self, held: StoredGroup) -> None:
+    def _close(self, group: StoredGroup) -> None:
         """Removes a group. Its running sequences draft nothing from now on."""
-        self._leave([held])
-        if held.running:
-            for slot in [slot for slot, log in self._rows.items() if log.group is held]:
+        self._leave([group])
+        if group.running:
+            for slot in [slot for slot, log in self._rows.items() if log.group is group]:
                 del self._rows[slot]
-        for log in held.index:
+        for log in group.index:
             self._grown.pop(log, None)
-        self._to_open.pop(held, None)
-        self._held.close(held)
+        self._to_open.pop(group, None)
+        self._store.close(group)
 
     def _flush(self, send: Callable[[ToHub], None]) -> None:
         if self._scope == "fleet":
@@ -330,32 +330,32 @@ class Replica:
             self._connected = False
             self._open_all()
         if self._to_open:
-            for groups in grouped((held.name, self._lengths(held)) for held in self._to_open):
+            for groups in grouped((group.name, self._lengths(group)) for group in self._to_open):
                 send(Open(groups))
-            for held in self._to_open:
-                held.reported, held.ask_at = True, max(held.ask_at, self._now + ASK_S)
+            for group in self._to_open:
+                group.reported, group.ask_at = True, max(group.ask_at, self._now + ASK_S)
             self._to_open.clear()
 
-    def _lengths(self, held: StoredGroup) -> dict[int, int]:
+    def _lengths(self, group: StoredGroup) -> dict[int, int]:
         """Returns the tokens per sequence; if scope is not `fleet`, only of received sequences."""
         everything = self._scope == "fleet"
         return {
             number: len(log.tokens)
-            for number, log in held.logs.items()
+            for number, log in group.logs.items()
             if everything or not log.own
         }
 
     def _open_all(self) -> None:
         """Schedules an Open of every group that was reported to the hub."""
-        for held in self._held.groups.values():
-            if held.reported:
-                self._to_open[held] = None
+        for group in self._store.groups.values():
+            if group.reported:
+                self._to_open[group] = None
 
     def _housekeep(self) -> None:
-        groups = self._held.groups
+        groups = self._store.groups
         long_ago = self._now - IDLE_S
         self._leave(
-            [held for held in groups.values() if not held.running and held.used_at < long_ago]
+            [group for group in groups.values() if not group.running and group.used_at < long_ago]
         )
         if self._overflowed or self._now >= self._resync_at:
             self._overflowed = False
@@ -364,12 +364,12 @@ class Replica:
 
     def _leave(self, groups: list[StoredGroup]) -> None:
         """Reports to the hub that this engine no longer serves these groups."""
-        reported = [held for held in groups if held.reported]
-        for held in reported:
-            held.reported = False
-            self._to_open.pop(held, None)
+        reported = [group for group in groups if group.reported]
+        for group in reported:
+            group.reported = False
+            self._to_open.pop(group, None)
         if reported and self._send is not None:
-            self._send(Leave([held.name for held in reported]))
+            self._send(Leave([group.name for group in reported]))
 
 
 def _unsent(log: Log, position: int) -> Iterator[Delta]:

@@ -64,10 +64,10 @@ class Engine:
 
     def check(self) -> None:
         """Asserts that the Drafter has the tokens of the replica's logs, within the limit."""
-        held = self.replica._held
-        for group in held.groups.values():
+        store = self.replica._store
+        for group in store.groups.values():
             for log in group.index:
                 assert self.drafter.groups[log.home].get(log.index, []) == list(log.tokens)
-        assert held.tokens == sum(group.tokens for group in held.groups.values())
-        assert held.tokens <= held._max_tokens
-        assert held.tokens == self.drafter.tokens
+        assert store.tokens == sum(group.tokens for group in store.groups.values())
+        assert store.tokens <= store._max_tokens
+        assert store.tokens == self.drafter.tokens

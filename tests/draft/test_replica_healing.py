@@ -157,7 +157,7 @@ class Network:
                 self.deliver(0, "arrives")
 
     def check_prefixes(self) -> None:
-        everywhere = [engine.replica._held.groups for engine in self.engines]
+        everywhere = [engine.replica._store.groups for engine in self.engines]
         for groups in everywhere:
             for group in groups.values():
                 for number, log in group.logs.items():
@@ -168,7 +168,7 @@ class Network:
 
     def check_complete(self) -> None:
         for engine in self.engines:
-            for group in engine.replica._held.groups.values():
+            for group in engine.replica._store.groups.values():
                 if not group.reported:
                     continue
                 for (name, number), tokens in self.truth.items():
