@@ -179,12 +179,12 @@ class Folding(CacheAware):
         if now >= self._due_at and self._progress.complete >= self._begins_after:
             self._fold(now, fleet)
         chosen = self._engine_of.get(request.uid)
-        home = fleet.home(request)
+        preferred = fleet.preferred(request)
         if chosen is None or not fleet[chosen].admits(request, total_len):
-            if home is not None and not home.available and _waits(attempts):
+            if preferred is not None and not preferred.available and _waits(attempts):
                 return Wait.FOR_STORE
             return super().choose(attempts, total_len, fleet)
-        if home is None or home.engine_id == chosen:
+        if preferred is None or preferred.engine_id == chosen:
             return Placed(fleet[chosen], Move.STAY)
         if _waits(attempts):
             return Wait.FOR_STORE

@@ -52,7 +52,7 @@ class SingleRequests:
 
 
 def _placed(request: Request, slot: EngineSlot, fleet: EngineIndex) -> Placed:
-    moved = fleet.home(request) not in (None, slot)
+    moved = fleet.preferred(request) not in (None, slot)
     return Placed(slot, Move.PREFILL if moved else Move.STAY)
 
 

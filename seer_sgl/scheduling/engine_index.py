@@ -66,8 +66,8 @@ class EngineSlot:
 class EngineIndex:
     """All engines in order of joining; iterating yields all slots, available or not.
 
-    An engine that has left is still the home of the requests that it ran, until an engine with the
-    same id joins.
+    An engine that has left is still the preferred one of the requests that it ran, until an engine
+    with the same id joins.
     """
 
     def __init__(self) -> None:
@@ -156,11 +156,11 @@ class EngineIndex:
             self._inflight.remove(before)
             self._put(before, place, ABSENT)
 
-    def home(self, request: Request) -> EngineSlot | None:
+    def preferred(self, request: Request) -> EngineSlot | None:
         """Returns the engine that ran the request's last chunk, or that holds KV of its input; it
         may have left since."""
-        home = request.engines[-1] if request.engines else request.preferred_engine
-        return None if home is None else self._by_id.get(home)
+        engine_id = request.engines[-1] if request.engines else request.preferred_engine
+        return None if engine_id is None else self._by_id.get(engine_id)
 
     def holders(self, request: Request) -> Set[EngineSlot]:
         """Returns the engines with a ledger that run a sibling now: they hold the prompt's KV."""

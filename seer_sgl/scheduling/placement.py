@@ -62,20 +62,20 @@ class CacheAware:
         best = view.cached_most() if self._balanced(fleet) else view.loaded_least()
         if best is None:
             return Wait.FOR_ROOM
-        home = view.home
-        if home is None or best is home:
+        preferred = view.preferred
+        if preferred is None or best is preferred:
             return Placed(best, Move.STAY)
-        if not self._worth_fetching(home, best, request.total_len - view.cached(best)):
+        if not self._worth_fetching(preferred, best, request.total_len - view.cached(best)):
             return Placed(best, Move.PREFILL)
         if attempts.stored:
             return Placed(best, Move.FETCH)
-        if attempts.may_wait and home.available:
+        if attempts.may_wait and preferred.available:
             return Wait.FOR_STORE
-        stays = home.admits(request, total_len)
-        return Placed(home, Move.STAY) if stays else Placed(best, Move.PREFILL)
+        stays = preferred.admits(request, total_len)
+        return Placed(preferred, Move.STAY) if stays else Placed(best, Move.PREFILL)
 
-    def _worth_fetching(self, home: EngineSlot, to: EngineSlot, gap: int) -> bool:
-        shared = home.pool is not None and home.pool == to.pool and to.reads
+    def _worth_fetching(self, preferred: EngineSlot, to: EngineSlot, gap: int) -> bool:
+        shared = preferred.pool is not None and preferred.pool == to.pool and to.reads
         return shared and gap > self._gap and self.costs.fetching_pays(gap)
 
     def _balanced(self, fleet: EngineIndex) -> bool:
@@ -88,17 +88,18 @@ class CacheAware:
 class _View:
     """The candidates for one request, among the engines that admit it.
 
-    The candidates are its home, the engines that run a sibling, and the least loaded other engine.
-    Any other engine holds no KV of the request and has at least as many chunks in flight.
+    The candidates are its preferred engine, the engines that run a sibling, and the least loaded
+    other engine. Any other engine holds no KV of the request and has at least as many chunks in
+    flight.
     """
 
     def __init__(self, request: Request, total_len: int, fleet: EngineIndex) -> None:
-        self.home = fleet.home(request)
+        self.preferred = fleet.preferred(request)
         self._request = request
         self._holders = fleet.holders(request)
         candidates = set(self._holders)
-        if self.home is not None:
-            candidates.add(self.home)
+        if self.preferred is not None:
+            candidates.add(self.preferred)
         self._able = [slot for slot in candidates if slot.admits(request, total_len)]
         other = fleet.least_loaded(total_len)
         if other is not None and other not in candidates:
@@ -106,7 +107,7 @@ class _View:
 
     def cached(self, slot: EngineSlot) -> int:
         """Returns the tokens of the request whose KV the engine very likely holds."""
-        if slot is self.home:
+        if slot is self.preferred:
             return self._request.total_len
         return self._request.prompt_len if slot in self._holders else 0
 

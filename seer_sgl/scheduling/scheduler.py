@@ -408,7 +408,7 @@ class Scheduler:
 
     def _move(self, request: Request, slot: EngineSlot) -> Move:
         """Returns how the KV of a request without KV in the pool gets to an engine."""
-        return Move.STAY if self._fleet.home(request) in (None, slot) else Move.PREFILL
+        return Move.STAY if self._fleet.preferred(request) in (None, slot) else Move.PREFILL
 
     def _give_up(self, request: Request, failure: Failure, now: float) -> None:
         """Ends a request that failed for good, with the tokens it has; perhaps with its group."""

@@ -80,15 +80,15 @@ def test_what_an_engine_lost_goes_to_another_and_no_pin_is_left(name: str) -> No
     group = make_group("g", n=3)
     scheduler.submit(group)
     first = take_all(scheduler)
-    home = first[0].engine_id
-    scheduler.set_available(home, False)
+    pinned = first[0].engine_id
+    scheduler.set_available(pinned, False)
     for chunk in first[:2]:
         scheduler.complete(ChunkResult(chunk=chunk, now=1.0, error=EngineUnavailable("gone")))
     reply = make_reply(5, "abort")
     scheduler.complete(ChunkResult(chunk=first[2], now=1.0, reply=reply))
     again = take_all(scheduler)
     assert len(again) == 3
-    assert engines_by_group(again)["g"].isdisjoint({home})
+    assert engines_by_group(again)["g"].isdisjoint({pinned})
     assert {chunk.move for chunk in again if chunk.migrated} == {Move.PREFILL}
     pins: WeakKeyDictionary[Group, EngineSlot] = scheduler._placement._pins  # type: ignore[attr-defined]
     assert list(pins) == [group]
