@@ -1,4 +1,4 @@
-"""Requests that an engine had when it ended or stood still: one of them may be the cause.
+"""Requests that an engine had when it died or stood still: one of them may be the cause.
 
 Each of them is tested with a short chunk, and no two of them on one engine at the same time. So the
 next engine that dies usually names the request that it died of. Tested ones continue when all are
@@ -29,18 +29,19 @@ MORE_STALLS = 4
 class Suspects:
     """Decides which requests run apart, and which are not sent again.
 
-    A request that had a chunk on `max_kills` engines when they died is given up, if the last one
-    had only this chunk, of a test or trial. Else it gets a trial, and then continues like others.
+    A request that had a chunk on `max_engine_kills` engines when they died is given up, if the last
+    one had only this chunk, of a test or trial. Else it gets a trial, and then continues like
+    others.
 
     A request is no longer a suspect once its response is longer than the chunks that died could
     have made it. Until then `Attempts.engine_deaths` counts the engines, and `isolated` is set
     while it must not share an engine with another suspect.
     """
 
-    def __init__(self, max_kills: int) -> None:
-        self._max_kills = max_kills
+    def __init__(self, max_engine_kills: int) -> None:
+        self._max_engine_kills = max_engine_kills
         self._waiting: dict[Request, Attempts] = {}  # ready for a chunk apart, in order
-        self._alone: dict[str, Attempts] = {}  # by engine id, in flight
+        self._isolated: dict[str, Attempts] = {}  # by engine id, in flight
         self._tested: dict[Request, None] = {}  # ready, until all tests are over
 
     def __contains__(self, request: Request) -> bool:
@@ -54,7 +55,7 @@ class Suspects:
     @property
     def running(self) -> bool:
         """Whether an engine runs a suspect apart from the others."""
-        return bool(self._alone)
+        return bool(self._isolated)
 
     def take(self, attempts: Attempts) -> bool:
         """Takes a request that is ready for its next chunk. Returns whether it has to wait here."""
@@ -80,20 +81,20 @@ class Suspects:
 
     def may_join(self, slot: EngineSlot) -> bool:
         """Returns whether the engine runs no isolated suspect."""
-        return slot.engine_id not in self._alone
+        return slot.engine_id not in self._isolated
 
     def budget(self, attempts: Attempts, tokens: int) -> int:
         """Returns the token budget of the request's next chunk, which is short for a test."""
         if not attempts.isolated or not divisible(attempts.request):
             return tokens
         if self.is_trial(attempts):
-            growth = pow(TRIAL_GROWTH, attempts.engine_deaths - self._max_kills)
+            growth = pow(TRIAL_GROWTH, attempts.engine_deaths - self._max_engine_kills)
             return min(tokens, TRIAL_TOKENS * int(growth))
         return min(tokens, TEST_TOKENS)
 
     def is_trial(self, attempts: Attempts) -> bool:
         """Returns whether the request's next chunk needs an engine without any other."""
-        return attempts.isolated and attempts.engine_deaths >= self._max_kills
+        return attempts.isolated and attempts.engine_deaths >= self._max_engine_kills
 
     def keeps_others_away(self, attempts: Attempts) -> bool:
         """Returns whether no chunk may join the request's engine, at least while a test takes."""
@@ -102,13 +103,13 @@ class Suspects:
     def started(self, attempts: Attempts, engine_id: str) -> None:
         """Records that a chunk of the request went to an engine."""
         if attempts.isolated:
-            self._alone[engine_id] = attempts
+            self._isolated[engine_id] = attempts
 
     def ended(self, request: Request, engine_id: str) -> None:
         """Records that the chunk came back."""
-        alone = self._alone.get(engine_id)
-        if alone is not None and alone.request is request:
-            del self._alone[engine_id]
+        isolated = self._isolated.get(engine_id)
+        if isolated is not None and isolated.request is request:
+            del self._isolated[engine_id]
 
     def killed(
         self,
@@ -127,7 +128,7 @@ class Suspects:
         """
         tested, attempts.isolated = attempts.isolated, True
         attempts.engine_deaths += 1
-        needed = self._max_kills + MORE_STALLS * stalled
+        needed = self._max_engine_kills + MORE_STALLS * stalled
         longest = chunk.request.generated + chunk.max_new_tokens
         attempts.suspect_until = max(attempts.suspect_until, longest)
         if attempts.engine_deaths < needed or not tested or beside_others:
@@ -144,13 +145,14 @@ class Suspects:
 
     def breaches(self) -> list[str]:
         """Returns what is left over in an idle scheduler."""
-        apart = (attempts.request for attempts in self._alone.values())
+        apart = (attempts.request for attempts in self._isolated.values())
         left = [request.uid for request in (*self._waiting, *self._tested, *apart)]
         return [f"suspects are left, such as {left[0]}"] if left else []
 
     def _tests(self) -> bool:
         """Returns whether a test is left or runs."""
-        apart = itertools.chain(self._waiting.values(), self._alone.values())
+        apart = itertools.chain(self._waiting.values(), self._isolated.values())
         return any(
-            attempts.isolated and attempts.engine_deaths < self._max_kills for attempts in apart
+            attempts.isolated and attempts.engine_deaths < self._max_engine_kills
+            for attempts in apart
         )
