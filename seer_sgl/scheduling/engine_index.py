@@ -8,8 +8,8 @@ from collections.abc import Iterator, Set
 
 from seer_sgl.types import Request
 
+from .first_fit import ABSENT, FirstFit
 from .ledger import KVLedger
-from .max_tree import ABSENT, MaxTree
 
 UNLIMITED = 1 << 62  # room of an engine without a ledger, or its limit of chunks in flight
 
@@ -76,8 +76,8 @@ class EngineIndex:
         self._indexed: list[int | None] = []  # inflight if available
         # The room of each engine, by chunks in flight, then by place. `_largest_room[k]` is the
         # largest room of an engine with k chunks.
-        self._by_inflight: defaultdict[int, MaxTree] = defaultdict(MaxTree)
-        self._largest_room = MaxTree()
+        self._by_inflight: defaultdict[int, FirstFit] = defaultdict(FirstFit)
+        self._largest_room = FirstFit()
         self._inflight = Extremes()
         self._holders: dict[str, set[EngineSlot]] = {}  # group uid -> engines that run it
 

@@ -3,15 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seer_sgl.scheduling.max_tree import ABSENT, MaxTree
+from seer_sgl.scheduling.first_fit import ABSENT, FirstFit
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(ABSENT, 9)), max_size=80),
     st.integers(0, 10),
 )
-def test_it_agrees_with_a_walk(puts: list[tuple[int, int]], least: int) -> None:
-    tree, plain = MaxTree(), [ABSENT] * 41
+def test_it_agrees_with_a_linear_search(puts: list[tuple[int, int]], least: int) -> None:
+    tree, plain = FirstFit(), [ABSENT] * 41
     for index, value in puts:
         tree.put(index, value)
         plain[index] = value

@@ -1,9 +1,9 @@
-"""A search for the first of many values that is large enough, in O(log n)."""
+"""First fit: finds the first of many values that is large enough, in O(log n)."""
 
 ABSENT = -1  # below every value that is searched for
 
 
-class MaxTree:
+class FirstFit:
     """A sequence of integers, grown on demand, that finds its first item of a minimum size.
 
     It is a segment tree of maxima: `_tree[1]` is the largest item, the items are the leaves.
