@@ -24,7 +24,7 @@ from seer_sgl.rollout.samples import SampleWriter
 from seer_sgl.routed_experts import ExpertShape
 
 TICK_S = 0.002
-WATCH_S = 0.02
+POLL_S = 0.02
 
 
 class Watch:
@@ -54,7 +54,7 @@ class Watch:
             self.late.append(max(0.0, time.perf_counter() - began - TICK_S))
 
     def _look(self) -> None:
-        while not self._ended.wait(WATCH_S):
+        while not self._ended.wait(POLL_S):
             self.peak = max(self.peak, self._own.memory_info().rss)
 
 

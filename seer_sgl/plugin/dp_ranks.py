@@ -14,7 +14,7 @@ from seer_sgl.link import contract
 
 from .hook import SCHEDULER, Hook
 
-WATCH_S = 1.0  # as SGLang looks after its own child processes
+POLL_S = 1.0  # as SGLang looks after its own child processes
 
 
 class DpRank:
@@ -79,6 +79,6 @@ def until_one_ends(pids: Sequence[int], wait: Callable[[float], None] = time.sle
             for process in processes:
                 if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
                     return process.pid
-            wait(WATCH_S)
+            wait(POLL_S)
     except psutil.NoSuchProcess as ended:
         return ended.pid
