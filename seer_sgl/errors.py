@@ -12,8 +12,8 @@ SeerError
 │   └── EngineDelayed       it has no place yet, or lost it: it may become ready later
 ├── EngineError             one chunk did not come back
 │   ├── EngineUnavailable   connection, HTTP status: another engine can run the chunk
-│   │   ├── EngineDied      its server has ended: each of its chunks may be the cause
-│   │   ├── StartedAgain    another server answers at its address
+│   │   ├── EngineDied      its server has died: each of its chunks may be the cause
+│   │   ├── EngineRestarted another server answers at its address
 │   │   ├── EngineBroken    a part of it has failed for good: it needs a restart
 │   │   ├── BadReply        an unreadable or impossible reply
 │   │   └── ChunkAborted    aborted by another client, and it cannot be continued
@@ -110,13 +110,13 @@ class EngineUnavailable(EngineError):
 
 
 class EngineDied(EngineUnavailable):
-    """The server ended while it had the chunk: its process has exited, or the connection broke and
+    """The server died while it had the chunk: its process has exited, or the connection broke and
     no server, or another one, answers at its address."""
 
     kind = "died"
 
 
-class StartedAgain(EngineUnavailable):
+class EngineRestarted(EngineUnavailable):
     """Another server answers at the engine's URL."""
 
 

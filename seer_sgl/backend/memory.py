@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 
 from seer_sgl.engine.client import HttpEngine
-from seer_sgl.errors import ConfigError, EngineUnavailable, InputError, StartedAgain
+from seer_sgl.errors import ConfigError, EngineRestarted, EngineUnavailable, InputError
 
 from .bodies import Fields, body_of
 from .calls import call, on_each, until_idle
@@ -85,7 +85,7 @@ async def _forget_restarted(state: FleetState, engines: Sequence[HttpEngine]) ->
         if state.released_by(engine):
             try:
                 await engine.refresh()
-            except StartedAgain:
+            except EngineRestarted:
                 state.released_by(engine).clear()
             except EngineUnavailable:
                 continue

@@ -11,7 +11,7 @@ import asyncio
 import logging
 
 from seer_sgl.engine_types import EngineProblem, ServerPhase
-from seer_sgl.errors import EngineBroken, EngineError, RolloutError, StartedAgain
+from seer_sgl.errors import EngineBroken, EngineError, EngineRestarted, RolloutError
 from seer_sgl.scheduling.placement import EngineSlot
 
 from .engine import Engine
@@ -165,7 +165,7 @@ class Monitor:
         expected = watched.engine.server.phase is ServerPhase.RUNNING
         if expected:
             self._why = str(error)
-        if isinstance(error, StartedAgain):
+        if isinstance(error, EngineRestarted):
             watched.started_elsewhere(str(error))
         elif expected:
             health.failed(str(error))

@@ -18,10 +18,10 @@ from seer_sgl.errors import (
     EngineBroken,
     EngineDied,
     EngineError,
+    EngineRestarted,
     EngineStartError,
     EngineUnavailable,
     RequestRejected,
-    StartedAgain,
 )
 from seer_sgl.link import contract
 from seer_sgl.timing import DEFAULT, Timing
@@ -113,7 +113,7 @@ class HttpEngine:
     async def refresh(self, *, new_weights: bool = False) -> EngineInfo:
         """Returns the server's current description, and stores it as `info`.
 
-        Raises EngineUnavailable if the server gives none, and StartedAgain if another server
+        Raises EngineUnavailable if the server gives none, and EngineRestarted if another server
         answers at the URL. A server can restart between two polls without being missed.
         `new_weights`: the caller has just loaded weights, so that another server is accepted.
         """
@@ -124,7 +124,7 @@ class HttpEngine:
             raise EngineUnavailable(str(error), engine_id=self._info.engine_id) from error
         if current.instance != self._info.instance and not new_weights:
             why = f"{self._name}: it was restarted"
-            raise StartedAgain(why, engine_id=self._info.engine_id)
+            raise EngineRestarted(why, engine_id=self._info.engine_id)
         fresh = {name: getattr(current, name) for name in MAY_CHANGE}
         self._info = msgspec.structs.replace(self._info, **fresh)
         return self._info
@@ -147,11 +147,11 @@ class HttpEngine:
     async def _keep_up(self) -> None:
         """Refreshes `info`. Other failures than these show in the next call.
 
-        Raises StartedAgain and EngineBroken.
+        Raises EngineRestarted and EngineBroken.
         """
         try:
             await self.refresh()
-        except (StartedAgain, EngineBroken):
+        except (EngineRestarted, EngineBroken):
             raise
         except EngineUnavailable:
             return
