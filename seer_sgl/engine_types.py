@@ -66,16 +66,16 @@ class EngineProblem(msgspec.Struct, frozen=True):
 
 
 class ServerPhase(Enum):
-    """The state of the server process of an engine."""
+    """The phase of the server process of an engine."""
 
     RUNNING = "running"  # as far as is known; always, if it was started elsewhere
     ENDED = "ended"  # it will be restarted
     STARTING = "starting"  # it is being restarted, and is not ready
-    QUARANTINED = "quarantined"  # it ended too often and stays down
+    QUARANTINED = "quarantined"  # it exited too often and stays down
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """The server process of an engine. `starts`: how often the fleet has started it again.
+class ServerState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of an engine's server process. `starts`: how often the fleet has restarted it.
 
     `url`: of the newest server, which may run on another machine than the first; None: unchanged.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from seer_sgl.engine_types import EngineInfo, EngineLoad, EngineProblem, Server
+from seer_sgl.engine_types import EngineInfo, EngineLoad, EngineProblem, ServerState
 from seer_sgl.link.hub import DraftSink
 from seer_sgl.link.server import OnRates, OnStored
 from seer_sgl.types import Chunk, ChunkReply, OnTokens
@@ -48,9 +48,9 @@ class Engine(Protocol):
         """
 
     @property
-    def server(self) -> Server:
+    def server(self) -> ServerState:
         """The state of its server process."""
-        return Server()
+        return ServerState()
 
     async def restore(self, current: EngineInfo) -> str | None:
         """Loads the weights of another description into a server that was restarted.

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from seer_sgl.engine_types import EngineInfo, EngineLoad, EngineProblem, EngineWork, Server
+from seer_sgl.engine_types import EngineInfo, EngineLoad, EngineProblem, EngineWork, ServerState
 from seer_sgl.errors import (
     BadReply,
     EngineBroken,
@@ -72,7 +72,7 @@ class HttpEngine:
         self,
         info: EngineInfo,
         session: aiohttp.ClientSession,
-        server: Callable[[], Server] = Server,
+        server: Callable[[], ServerState] = ServerState,
         end_server: Callable[[str], None] = lambda _: None,
         timing: Timing = DEFAULT,
         *,
@@ -97,7 +97,7 @@ class HttpEngine:
         return self._info
 
     @property
-    def server(self) -> Server:
+    def server(self) -> ServerState:
         """The state of the server's process."""
         return self._server()
 

@@ -5,7 +5,7 @@ import logging
 
 import aiohttp
 
-from seer_sgl.engine_types import EngineInfo, Server, ServerPhase
+from seer_sgl.engine_types import EngineInfo, ServerPhase, ServerState
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.processes.restarts import Incidents, Restarts
 from seer_sgl.processes.supervisor import is_due
@@ -84,17 +84,17 @@ class EngineSupervisor:
             kept.starting.cancel()
             await asyncio.wait({kept.starting})
 
-    def server(self, server_id: str) -> Server:
+    def server(self, server_id: str) -> ServerState:
         """Returns the state of a server."""
         kept = self._kept.get(server_id)
         if kept is None:
-            return Server()
+            return ServerState()
         phase = kept.phase
         why = kept.restarts.quarantine or self._launcher.delay(server_id) or kept.exit_reason or ""
         if not why and phase is not ServerPhase.RUNNING:
             why = kept.restarts.reason
         url = None if kept.start is None else kept.start.url
-        return Server(phase=phase, why=why, starts=kept.restarts.count, url=url)
+        return ServerState(phase=phase, why=why, starts=kept.restarts.count, url=url)
 
     def end(self, server_id: str, why: str) -> None:
         """Has a server that runs and hangs restarted, as if it had ended."""

@@ -16,7 +16,7 @@ from seer_sgl.config import EnginesConfig
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.client import HttpEngine
-from seer_sgl.engine_types import Server
+from seer_sgl.engine_types import ServerState
 from seer_sgl.errors import ChunkRecalled, ConfigError, RolloutError
 from seer_sgl.timing import Timing
 from seer_sgl.types import (
@@ -387,7 +387,7 @@ class Reloading(HttpEngine):
     """An engine that was restarted, and that loads a folder as slowly as `slow` says."""
 
     def __init__(self, engine: HttpEngine, fake: FakeSGLang) -> None:
-        super().__init__(engine.info, engine._session, lambda: Server(starts=self.starts))
+        super().__init__(engine.info, engine._session, lambda: ServerState(starts=self.starts))
         self.starts = 0
         self.fake = fake
         self.loading = asyncio.Event()

@@ -4,7 +4,7 @@ import asyncio
 
 from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.settings import Settings
-from seer_sgl.engine_types import EngineLoad, Server
+from seer_sgl.engine_types import EngineLoad, ServerState
 from seer_sgl.sim.clock import run_virtually
 from seer_sgl.timing import Timing
 from tests.support.drivers import FakeFleet
@@ -16,7 +16,7 @@ TIMING = Timing(poll_s=0.5, most_polls_per_s=100.0)
 class Polled:
     """An idle engine. `at`: when it was polled, virtual seconds."""
 
-    server = Server()
+    server = ServerState()
 
     def __init__(self, engine_id: str) -> None:
         self.info = info(engine_id)

@@ -21,7 +21,7 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.describe import describe, described
 from seer_sgl.engine.server_calls import ServerCalls, decode_control
 from seer_sgl.engine.session import PROBES, open_session, probing_socket
-from seer_sgl.engine_types import EngineInfo, Server
+from seer_sgl.engine_types import EngineInfo, ServerState
 from seer_sgl.errors import (
     BadReply,
     EngineDied,
@@ -374,7 +374,7 @@ async def test_a_refused_connection_is_unavailable() -> None:
         with pytest.raises(EngineUnavailable):
             await gone.load()
         assert "Cannot connect" in str(await gone.problem())
-        dead = HttpEngine(engine.info, session, lambda: Server(why="it ended, status 3"))
+        dead = HttpEngine(engine.info, session, lambda: ServerState(why="it ended, status 3"))
         with pytest.raises(EngineUnavailable, match=r"engine e0 .*: it ended, status 3"):
             await dead.load()
 

@@ -16,7 +16,7 @@ from aiohttp.web_protocol import RequestHandler
 from typing_extensions import override
 
 from seer_sgl.driver.tokenizer import Tokenizer
-from seer_sgl.engine_types import Server, ServerPhase
+from seer_sgl.engine_types import ServerPhase, ServerState
 from seer_sgl.server import bodies
 from seer_sgl.timing import Timing
 from seer_sgl.types import token_array
@@ -254,7 +254,7 @@ async def test_an_engines_failure_names_no_file_of_the_server() -> None:
     async with served(fake, timing=Timing(poll_s=60.0)) as it:
         engine = it.service.fleet.engines[0]
         why = "its process ended with status 9; its log: /srv/logs/e0.log"
-        engine._server = lambda: Server(phase=ServerPhase.ENDED, why=why)
+        engine._server = lambda: ServerState(phase=ServerPhase.ENDED, why=why)
         fake.die()
         for method, path in (("GET", "/server_info"), ("POST", "/v1/completions")):
             async with it.session.request(method, it.url + path, json={"prompt": "a"}) as refused:

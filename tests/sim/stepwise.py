@@ -7,7 +7,7 @@ again before every step, no speculation.
 import asyncio
 from collections.abc import Callable, Mapping
 
-from seer_sgl.engine_types import EngineInfo, EngineLoad, EngineProblem, Server
+from seer_sgl.engine_types import EngineInfo, EngineLoad, EngineProblem, ServerState
 from seer_sgl.sim import batch as rules
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.engine import engine_info, token_source
@@ -93,8 +93,8 @@ class StepwiseEngine:
         return None
 
     @property
-    def server(self) -> Server:
-        return Server()
+    def server(self) -> ServerState:
+        return ServerState()
 
     async def restore(self, _: EngineInfo) -> str | None:
         return None
