@@ -10,7 +10,7 @@ from seer_sgl.draft.replica import Replica
 from seer_sgl.draft.steps import StepTimes
 from seer_sgl.draft.tree import Accepted
 from seer_sgl.plugin.speculation import counts
-from seer_sgl.plugin.speculation.planner import PLAIN, SETTLED, LastStep, Plan, Planner
+from seer_sgl.plugin.speculation.planner import PLAIN, SETTLED, LastStep, Planner, StepPlan
 from tests.plugin.requests import request
 
 STRIDE = 5
@@ -38,7 +38,7 @@ class Engine:
             req.sampling_params.max_new_tokens = 100_000
         self.asked = 0  # outcomes
 
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         totals = np.array([3 + len(req.output_ids) for req in self.reqs])
         return self.planner.plan(self.reqs, totals, self.last_step, False)
 

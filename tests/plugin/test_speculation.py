@@ -14,7 +14,7 @@ from seer_sgl.draft.drafter import Drafter
 from seer_sgl.draft.replica import Replica
 from seer_sgl.plugin.cpu import speculative_kernels as kernels
 from seer_sgl.plugin.speculation import ranks
-from seer_sgl.plugin.speculation.planner import PLAIN, Plan
+from seer_sgl.plugin.speculation.planner import PLAIN, StepPlan
 from seer_sgl.plugin.speculation.rows import BatchRows, origin_of
 from tests.draft.trees import as_drafts
 from tests.plugin.requests import request
@@ -126,7 +126,7 @@ def test_a_call_without_an_origin_has_a_group_of_its_own(given: Any) -> None:
 
 def test_what_one_rank_drafts_all_ranks_verify() -> None:
     drafts = as_drafts([[(-1, 5), (0, 6)], [(-1, 7)]])
-    plan = ranks._unpack(ranks._pack(Plan(3, drafts), 2, 9), 2, 9)
+    plan = ranks._unpack(ranks._pack(StepPlan(3, drafts), 2, 9), 2, 9)
     assert plan.width == 3
     assert plan.drafts is not None
     assert plan.drafts.counts.tolist() == [2, 1]

@@ -12,7 +12,7 @@ from seer_sgl.draft.tree import Accepted
 SOURCES_EVERY = 16  # verifications; the sources of accepted tokens are counted in one of them
 
 
-class Counts:
+class SpeculationCounts:
     """Counters of one engine. They only grow."""
 
     def __init__(self) -> None:

@@ -16,18 +16,18 @@ from seer_sgl.draft.replica import Replica
 from seer_sgl.draft.tree import Accepted, followed
 from seer_sgl.plugin.sglang_types import SglReq
 
-from .counts import Counts
+from .counts import SpeculationCounts
 from .rows import BatchRows
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """A step with `width` nodes per request. Width 1 is plain decoding and needs no drafts."""
 
     width: int
     drafts: Drafts | None
 
 
-PLAIN = Plan(1, None)
+PLAIN = StepPlan(1, None)
 
 # The tokens of the last step, int32 [n, stride], and how many of them each request has, [n].
 LastStep = tuple[NDArray[np.int32], NDArray[np.int64]]
@@ -67,7 +67,7 @@ class Planner:
     """
 
     def __init__(self, drafter: Drafter, replica: Replica, paths: int, policy: DraftPolicy) -> None:
-        self.counts = Counts()
+        self.counts = SpeculationCounts()
         self._drafter = drafter
         self._replica = replica
         self._rows = BatchRows(drafter, replica)
@@ -85,7 +85,7 @@ class Planner:
         totals: NDArray[np.int64],
         last_step: Callable[[], LastStep],
         plain: bool,
-    ) -> Plan:
+    ) -> StepPlan:
         """Returns the plan of the next step of the decode batch `reqs`.
 
         totals: int64 [n], tokens per request, the newest included. last_step: waits until the
@@ -106,7 +106,7 @@ class Planner:
         self.counts.stepped(plan.width, spent)
         return plan
 
-    def verifying(self, plan: Plan, outcome: Callable[[], Accepted]) -> None:
+    def verifying(self, plan: StepPlan, outcome: Callable[[], Accepted]) -> None:
         """Records that the drafts of the last plan are being verified.
 
         outcome: waits for the accepted paths and returns them. The next plan learns from them, so
@@ -168,7 +168,7 @@ class Planner:
         runs: NDArray[np.int32],
         run_lens: NDArray[np.int64],
         plain: bool,
-    ) -> Plan:
+    ) -> StepPlan:
         rows = self._rows
         rows.follow(reqs)
         known = rows.lengths
@@ -185,7 +185,7 @@ class Planner:
             return PLAIN
         width = self._policy.width(drafts)
         if width > 1:
-            return Plan(width, drafts)
+            return StepPlan(width, drafts)
         self._unverified = _Unverified(drafts, list(rows.rids), rows.lengths.copy())
         return PLAIN
 

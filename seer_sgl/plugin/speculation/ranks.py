@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from seer_sgl.draft.drafter import Drafts
 
-from .planner import PLAIN, Plan
+from .planner import PLAIN, StepPlan
 
 
-def agree(plan: Plan, count: int, stride: int) -> Plan:
+def agree(plan: StepPlan, count: int, stride: int) -> StepPlan:
     """Returns the first rank's plan for `count` requests, on every rank."""
     if stride == 1:  # no rank drafts
         return plan
@@ -47,7 +47,7 @@ def tp_group() -> Any:
     return get_parallel().tp_group
 
 
-def _pack(plan: Plan, count: int, stride: int) -> NDArray[np.int32]:
+def _pack(plan: StepPlan, count: int, stride: int) -> NDArray[np.int32]:
     packed = np.zeros(1 + count * (2 * stride + 1), np.int32)
     packed[0] = plan.width
     if plan.drafts is not None:
@@ -59,13 +59,13 @@ def _pack(plan: Plan, count: int, stride: int) -> NDArray[np.int32]:
     return packed
 
 
-def _unpack(packed: NDArray[np.int32], count: int, stride: int) -> Plan:
+def _unpack(packed: NDArray[np.int32], count: int, stride: int) -> StepPlan:
     if packed[0] == 1:
         return PLAIN
     rows = packed[1:].reshape(count, 2 * stride + 1)
     tokens = np.ascontiguousarray(rows[:, 1 : 1 + stride])
     unknown = np.zeros_like(tokens)
-    return Plan(
+    return StepPlan(
         int(packed[0]),
         Drafts(
             tokens=tokens,

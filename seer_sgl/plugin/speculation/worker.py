@@ -40,7 +40,7 @@ from .mask import attention_mask
 from .minimum import minimum_of, penalize
 from .moved import move_accepted
 from .node_sampler import speculates
-from .planner import PLAIN, LastStep, Plan, Planner
+from .planner import PLAIN, LastStep, Planner, StepPlan
 from .shapes import Shapes, on_gpu, save_memory
 from .verify import flat, layout_of, verify
 from .walk import outcome_of, root_alone, upload
@@ -133,7 +133,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             return self._decode(batch, publish)
         return self._verify(batch, plan, publish)
 
-    def _plan(self, batch: SglScheduleBatch) -> Plan:
+    def _plan(self, batch: SglScheduleBatch) -> StepPlan:
         """Returns this rank's plan of a decoding step."""
         if self._planner is None:
             return PLAIN
@@ -199,7 +199,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         return self._one_each(result, new_seq_lens, True)
 
     def _verify(
-        self, batch: SglScheduleBatch, plan: Plan, publish: Publish
+        self, batch: SglScheduleBatch, plan: StepPlan, publish: Publish
     ) -> GenerationBatchResult:
         """Runs a step with drafts: the target at every node, then the walk. A plan without drafts
         is the root alone, in the kernel of drafts."""
