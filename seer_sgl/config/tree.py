@@ -101,9 +101,10 @@ class DraftConfig(Section, frozen=True):
     engine runs are removed first, the longest unused first."""
 
 
-Undivided = Literal["group_round_robin", "group_least_loaded", "request_round_robin"]
-PolicyName = Literal["seer", "seer_published", "fcfs", "oracle", Undivided]
-UNDIVIDED: tuple[str, ...] = get_args(Undivided)  # baselines: all requests sent at once, not moved
+UndividedPolicy = Literal["group_round_robin", "group_least_loaded", "request_round_robin"]
+PolicyName = Literal["seer", "seer_published", "fcfs", "oracle", UndividedPolicy]
+# Baselines: all requests are sent at once, and stay on their engine.
+UNDIVIDED: tuple[str, ...] = get_args(UndividedPolicy)
 
 
 class SchedulingConfig(Section, frozen=True):
