@@ -91,11 +91,11 @@ def require_loadable(entries: Sequence[str], load_format: str | None) -> None:
             raise BadRequest(f"{ENTRIES}: no base64 of pickled tensors: {error}") from error
         except Exception as error:  # whatever a broken pickle makes of the stand-ins
             raise BadRequest(f"{ENTRIES}: no pickled tensors: {error!r:.200}") from error
-        for why in _wrong_shape(loaded, load_format):
+        for why in _check_shape(loaded, load_format):
             raise BadRequest(f"{ENTRIES}: {why}")
 
 
-def _wrong_shape(loaded: Any, load_format: str | None) -> Iterator[str]:
+def _check_shape(loaded: Any, load_format: str | None) -> Iterator[str]:
     if load_format == BUCKET:
         if not isinstance(loaded, dict) or not {"flattened_tensor", "metadata"} <= {*loaded}:
             yield "no bucket of tensors: an object with flattened_tensor and metadata"
