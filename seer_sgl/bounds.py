@@ -15,6 +15,6 @@ Int64 = Annotated[int, msgspec.Meta(ge=-LARGEST - 1, le=LARGEST)]
 # SGLang divides logits by temperatures as small as 1e-6; beyond this they overflow a float32.
 HIGHEST_REAL = 1e20
 Real = Annotated[float, msgspec.Meta(ge=-HIGHEST_REAL, le=HIGHEST_REAL)]
-# The values that SGLang's scheduler decodes; any other one ends it (SamplingParams.custom_params).
+# The values that SGLang's scheduler decodes; another one crashes it (SamplingParams.custom_params).
 Scalar = bool | Int64 | float | str | None
 CustomParams = dict[str, Scalar | list[Scalar] | dict[str, Scalar]]

@@ -1,6 +1,6 @@
 """The control endpoints of the fake SGLang server, with the edges of the real one.
 
-What ends a real server (SGLang 0.5.21) sets `died`, and each later call is reset.
+What crashes a real server (SGLang 0.5.21) sets `died`, and each later call is reset.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ class FakeControl:
         return web.Response(text="Cache flushed.\n", status=400 if busy else 200)
 
     async def release(self, fields: dict[str, Any]) -> Any:
-        """Releases tags; ends with requests running, or at a second release."""
+        """Releases tags; crashes with requests running, or at a second release."""
         tags = set(fields.get("tags") or ("kv_cache", "weights", "cuda_graph"))
         if self.running or tags & self.released:
             self.died = "release_memory_occupation"
@@ -124,7 +124,7 @@ class FakeControl:
         return None
 
     async def take_back(self, fields: dict[str, Any]) -> Any:
-        """Resumes tags; ends if one was not released."""
+        """Resumes tags; crashes if one was not released."""
         tags = set(fields.get("tags") or ("kv_cache", "weights", "cuda_graph"))
         if not tags <= self.released:
             self.died = "KeyError"
@@ -158,7 +158,7 @@ class FakeControl:
         return await self.update(fields)
 
     async def update(self, fields: dict[str, Any]) -> Any:
-        """Updates the weights; ends if it has to flush while requests run."""
+        """Updates the weights; crashes if it has to flush while requests run."""
         if self.running and fields.get("flush_cache", True):
             self.died = "Cache flush failed after updating weights"
         self.updating.set()

@@ -31,7 +31,7 @@ class OutageConfig(Section, frozen=True):
 
 
 class DeathConfig(OutageConfig, frozen=True):
-    """Engines end and are restarted, empty. `other_weights`: the share of outages after which
+    """Engines die and are restarted, empty. `other_weights`: the share of outages after which
     an engine has other weights first, for as long as it was away."""
 
     other_weights: Fraction = 0.0

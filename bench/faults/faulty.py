@@ -177,7 +177,7 @@ class FaultyEngine(SimulatedEngine):
         if fate.copies == 0:
             lost = self._lost[rid] = self._loop.create_future()
             try:
-                await lost  # fails when the server ends
+                await lost  # fails when the server dies
             finally:
                 del self._lost[rid]
         if fate.copies == 2:

@@ -1,7 +1,7 @@
 """What a request of SGLang 0.5.21 may contain, with SGLang's own types. Pure.
 
 SGLang's HTTP process checks few of these types, and its scheduler decodes all of them: one value of
-another type ends the scheduler. So this is a list of what is allowed: `GenerateReqInput` and
+another type crashes the scheduler. So this is a list of what is allowed: `GenerateReqInput` and
 `SamplingParams` without the fields that SGLang sets itself.
 """
 

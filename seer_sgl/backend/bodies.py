@@ -49,7 +49,7 @@ def tensor_bodies(fields: Fields, entries: Sequence[str], ranks: Ranks) -> dict[
     """Returns the body of `update_weights_from_tensor` by engine: each has its ranks' entries.
 
     A list for one engine (an entry per rank of each, all equally large) goes to every engine whole.
-    Raises InputError for another number of entries: SGLang would fail and end.
+    Raises InputError for another number of entries: SGLang would crash.
     """
     ranks = {engine_id: count for engine_id, count in ranks.items() if count}
     total, sizes = sum(ranks.values()), set(ranks.values())

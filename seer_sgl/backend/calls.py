@@ -79,8 +79,9 @@ async def on_each(
 async def until_idle(engine: HttpEngine, timing: Timing, *, pause: str | None) -> EngineReply:
     """Flushes an engine's cache once nothing runs there and all its KV is stored.
 
-    SGLang flushes after new weights, and when it releases memory, and ends if it cannot. `pause`:
-    the mode of the fleet's pause. In place, requests that run stay, so that one try decides.
+    SGLang flushes after new weights, and when it releases memory, and crashes if it cannot.
+    `pause`: the mode of the fleet's pause. In place, requests that run stay, so that one
+    try decides.
     """
     deadline = time.monotonic() + _limit_s.get()
     while True:

@@ -22,7 +22,7 @@ class State(Enum):
     STARTING = "starting"  # its server is being restarted
     HEALTHY = "healthy"
     SUSPECT = "suspect"  # it failed, does not answer or is stuck; it is tried again
-    DEAD = "dead"  # its server has ended
+    DEAD = "dead"  # its server has died
     STALE = "stale"  # it answers, and does not have the current weights
     DRAINING = "draining"  # it leaves the fleet
     QUARANTINED = "quarantined"  # it failed too often, and is not restarted
@@ -72,7 +72,7 @@ class Health:
             self._to(State.SUSPECT, why)
 
     def died(self, why: str) -> None:
-        """Records that its server has ended."""
+        """Records that its server has died."""
         if State.DEAD in TRANSITIONS[self.state]:
             self._to(State.DEAD, why)
 

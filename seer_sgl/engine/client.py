@@ -88,7 +88,7 @@ class HttpEngine:
         self._loading = loading or asyncio.Lock()
         self._look = asyncio.Lock()  # one look at the server at a time
         self._looked_at = 0.0  # when the last one began, the event loop's time
-        self._ended: str | None = None  # its result: why the server has ended
+        self._ended: str | None = None  # its result: why the server has died
         self._closes = SessionCloses(self._close_session, timing.control_timeout_s)
 
     @property
@@ -170,7 +170,7 @@ class HttpEngine:
         """Runs one chunk and returns its reply. Cancelling the call aborts it on the server.
 
         on_tokens: receives the new tokens as they arrive. Raises RequestRejected if SGLang refuses
-        the request, BadReply for an impossible reply, EngineDied if the server ended meanwhile, and
+        the request, BadReply for an impossible reply, EngineDied if the server died meanwhile, and
         EngineUnavailable for all other failures (connection, other HTTP status).
         """
         info, stream = self._info, on_tokens is not None
@@ -246,7 +246,7 @@ class HttpEngine:
 
         body: JSON. Headers name the data-parallel rank, if there are several. Raises
         EngineUnavailable if the connection fails, also inside the block, and EngineDied if the
-        server ended.
+        server died.
         """
         if self._info.dp_size > 1:
             headers = {**(headers or {}), **dict.fromkeys(RANK, str(self._info.dp_rank))}
@@ -431,9 +431,9 @@ class HttpEngine:
         await self._calls.call("POST", path, body, within_s=within_s)
 
     async def _broken(self, error: Exception) -> EngineUnavailable:
-        """Returns the error of a chunk whose connection broke: EngineDied if the server ended.
+        """Returns the error of a chunk whose connection broke: EngineDied if the server died.
 
-        All chunks of a server that ends break at once; they share one look at it.
+        All chunks of a server that dies break at once; they share one look at it.
         """
         if isinstance(error.__cause__ or error, aiohttp.ClientConnectorError):
             return self._as_unreachable(error)  # the server has never received it
@@ -450,7 +450,7 @@ class HttpEngine:
         return error if isinstance(error, Unreachable) else self._calls.unreachable(error)
 
     async def _end(self) -> str | None:
-        """Returns why the server that had our chunks has ended; None if it still answers."""
+        """Returns why the server that had our chunks has died; None if it still answers."""
         try:
             now = await self._described()
         except EngineBroken:  # it answers

@@ -106,7 +106,7 @@ class Fleet:
         logger.info("engine %s has left the fleet", server_id)
 
     async def keep(self) -> None:
-        """Starts local engines again that have ended, until cancelled (supervisor.py)."""
+        """Restarts local engines that have died, until cancelled (supervisor.py)."""
         await self._supervisor.run()
 
     async def _add(self, urls: Sequence[str | None]) -> list[HttpEngine]:

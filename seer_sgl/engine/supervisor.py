@@ -1,4 +1,4 @@
-"""Starts the servers of engines again that have ended, with backoff and quarantine."""
+"""Restarts the servers of engines that have died, with backoff and quarantine."""
 
 import asyncio
 import logging

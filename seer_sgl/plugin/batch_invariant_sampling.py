@@ -58,8 +58,8 @@ def draw_by_column(  # noqa: PLR0917 (SGLang's signature)
 
     probs: [rows, vocabulary]. With `return_filtered_probs` it also returns the filtered
     probabilities (likeliest first), their tokens, and the probabilities of the drawn tokens.
-    Without seeds SGLang's own function draws. With seeds and min-p, that function would end the
-    engine by an assertion.
+    Without seeds SGLang's own function draws. With seeds and min-p, that function would crash
+    the engine by an assertion.
     """
     if sampling_seed is None:
         filters = (top_ks, top_ps, min_ps, need_min_p_sampling)

@@ -39,8 +39,8 @@ class DpRank:
                 failures_first,
                 "around",
                 "SGLang answers a flush with the result of the data-parallel rank that replies "
-                "first, although others may have failed, and ends when it has to flush a busy rank "
-                "after new weights; a failure is the first result.",
+                "first, although others may have failed, and crashes when it has to flush a busy "
+                "rank after new weights; a failure is the first result.",
                 "SGLang merges the results that data-parallel ranks have of a flush.",
             ),
         ]

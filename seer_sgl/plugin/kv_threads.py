@@ -2,7 +2,7 @@
 
 SGLang catches nothing in these threads before 0.5.23. After an error in the thread of the reads,
 every later read waits for ever, and so does its request. So the calls of the storage backend are
-guarded (watched_store.py); an error of SGLang's own code still ends a thread.
+guarded (watched_store.py); an error of SGLang's own code still kills a thread.
 """
 
 import contextlib
@@ -63,14 +63,14 @@ class KvThreads:
                 f"{SCHEDULER}.is_fully_idle",
                 self.idle,
                 "around",
-                "A read may outlast the request that it was for; SGLang then ends the engine when "
-                "it empties its caches, because the thread does not stop.",
+                "A read may outlast the request that it was for; SGLang then crashes when it "
+                "empties its caches, because the thread does not stop.",
                 "SGLang waits for the reads of ended requests before it empties its caches.",
             ),
         ]
 
     def watch(self) -> None:
-        """Begins to remember the errors that end threads of this process."""
+        """Begins to remember the errors that kill threads of this process."""
         before = threading.excepthook
 
         def ended(error: threading.ExceptHookArgs) -> None:

@@ -5,7 +5,7 @@ python -m tests.abuse --minutes 60 --seed 3
 
 Honest clients compare every answer with that of a plain, undivided engine, before, beside and after
 the hostile ones. Prints a table, and one JSON object last. Exit status 1 if an answer is lost or
-differs, if a process ends, if any client gets a status of 500 or more, if a wrong token opens
+differs, if a process dies, if any client gets a status of 500 or more, if a wrong token opens
 anything, if memory or descriptors grow, or if the server logs an error.
 """
 

@@ -1,4 +1,4 @@
-"""Every field with values of every JSON type, against a real engine: none ends it.
+"""Every field with values of every JSON type, against a real engine: none crashes it.
 
 None gets a 5xx either: what SGLang fails with is refused with a reason.
 """

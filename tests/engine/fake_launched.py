@@ -1,7 +1,7 @@
 """Replaces the server module in tests of the launcher. `--mode` selects its behaviour.
 
 serve: becomes ready with our plugin; stock: becomes ready without it; other: the server of another
-start answers at its port; die: prints a reason and ends; hang: never listens; once: serves, and
+start answers at its port; die: prints a reason and exits; hang: never listens; once: serves, and
 ends at every later start. It first starts a child process, which must end with its parent; with
 `--own-end` that ends by itself, like SGLang's, if the server alone is killed.
 

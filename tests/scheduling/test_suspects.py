@@ -24,7 +24,7 @@ LONGEST = 100
 class World:
     """Engines in rounds: each round sends what can be sent; then every chunk comes back.
 
-    `deadly`: whether a chunk ends its engine, and with it all other chunks there. A dead engine is
+    `deadly`: whether a chunk kills its engine, and with it all other chunks there. A dead engine is
     back in the next round. `kept`: tokens of such a chunk that had arrived (streaming requests).
     """
 
@@ -229,7 +229,7 @@ class Crowd(World):
 
     def __init__(self, engines: int, poisons: dict[str, int], answers: random.Random) -> None:
         super().__init__(engines, self.is_deadly, slots=6)
-        self.poisons = poisons  # by group id: the token at which a request ends an engine
+        self.poisons = poisons  # by group id: the token at which a request kills an engine
         self.answers = answers
         self.flying: dict[str, list[Chunk]] = {f"e{number}": [] for number in range(engines)}
 

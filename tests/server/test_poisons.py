@@ -1,4 +1,4 @@
-"""Requests that end engines, sent through the server beside others: only they are given up."""
+"""Requests that kill engines, sent through the server beside others: only they are given up."""
 
 import asyncio
 import contextlib

@@ -9,7 +9,7 @@ Json = dict[str, Any]
 
 
 class FakeCalls:
-    """Engines by name. `dies`: the path and the number of its call at which an engine ends."""
+    """Engines by name. `dies`: the path and the number of its call at which an engine dies."""
 
     def __init__(self, *engines: str) -> None:
         self.alive = list(engines)

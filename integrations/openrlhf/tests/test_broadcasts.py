@@ -1,4 +1,4 @@
-"""A weight update through a process group, with engines that end before, in and after it."""
+"""A weight update through a process group, with engines that die before, in and after it."""
 
 import logging
 from typing import Any

@@ -1,4 +1,4 @@
-"""Weight updates that go wrong, and engines that end in them: real trainings with real engines."""
+"""Weight updates that go wrong, and engines that die in them: real trainings with real engines."""
 
 import re
 import sys

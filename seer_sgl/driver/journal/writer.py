@@ -80,7 +80,7 @@ class BlockWriter:
             block, tail = make_block(records, self._tail)
             append_whole(self._file, block)
             self.sync(self._file.fileno())
-        except Exception as error:  # of any other kind, a MemoryError say, this thread would end
+        except Exception as error:  # of any other kind, a MemoryError say, this thread would die
             with self._lock:
                 self._fail(getattr(error, "strerror", None) or str(error) or type(error).__name__)
             with contextlib.suppress(OSError):  # a reader cuts a torn block too

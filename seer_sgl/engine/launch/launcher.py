@@ -62,7 +62,7 @@ class Launcher(Protocol):
         """
 
     async def restart(self, engine_id: str, kv_tokens: int) -> EngineStart:
-        """Restarts the server of an engine that has ended; does not wait until it is ready.
+        """Restarts the server of an engine that has died; does not wait until it is ready.
 
         It waits until there is room for the server. kv_tokens: the KV capacity that it had and is
         to have. Raises like `start`.

@@ -66,7 +66,7 @@ def _seconds(runner: SglModelRunner, shapes: Shapes, batch: int, width: int) -> 
         sampled, nodes = dummies.sampled(), dummies.nodes()
         with shapes.of(width), _Clock(runner) as forward:
             output = runner.forward(forward_batch).logits_output
-        # Slots that nobody wrote may hold NaN, which ends a sampler.
+        # Slots that nobody wrote may hold NaN, which crashes a sampler.
         output.next_token_logits.zero_()
         with _Clock(runner) as draws:
             verify(runner, sampled, output, nodes, forward_batch.positions, None)

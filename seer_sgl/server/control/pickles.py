@@ -1,4 +1,4 @@
-"""What pickled tensors may name: SGLang's unpickler ends the engine at anything else. Pure.
+"""What pickled tensors may name: anything else crashes SGLang's unpickler and the engine. Pure.
 
 Nothing is imported or called here: each name becomes a stand-in. The list is SGLang 0.5.21's
 `SafeUnpickler.ALLOWED_GLOBALS`, as far as tensors need it.
@@ -76,7 +76,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
 
 
 def require_loadable(entries: Sequence[str], load_format: str | None) -> None:
-    """Raises BadRequest for pickled tensors that would end the engine that loads them.
+    """Raises BadRequest for pickled tensors that would crash the engine that loads them.
 
     entries: base64. The names and shapes of the tensors are not checked.
     """
