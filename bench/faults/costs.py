@@ -47,8 +47,8 @@ class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
 def fault_cost(scenario: Scenario, variant: str, faults: FaultsConfig) -> FaultCost:
     """Runs the variant with and without the faults. Raises RolloutError if the driver gives up."""
     timeouts = {"stall_timeout_s", "recovery_timeout_s"}
-    calm = FaultsConfig(**{name: getattr(faults, name) for name in timeouts})
-    before, after = _faulted(scenario, variant, calm), _faulted(scenario, variant, faults)
+    undisturbed = FaultsConfig(**{name: getattr(faults, name) for name in timeouts})
+    before, after = _faulted(scenario, variant, undisturbed), _faulted(scenario, variant, faults)
     figures = report(after.record)
     return FaultCost(
         policy=variant,
@@ -77,13 +77,13 @@ def costs_table(workload: str, costs: Sequence[FaultCost]) -> Table:
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for cost in costs:
-        calm, hit = cost.undisturbed, cost.disturbed
+        undisturbed, hit = cost.undisturbed, cost.disturbed
         table.add_row(
             cost.policy,
-            f"{calm.wall_s:,.0f}",
+            f"{undisturbed.wall_s:,.0f}",
             f"{hit.wall_s:,.0f}",
-            f"{hit.wall_s / calm.wall_s - 1:+.1%}" if calm.wall_s else "",
-            f"{calm.tail_s:,.0f}",
+            f"{hit.wall_s / undisturbed.wall_s - 1:+.1%}" if undisturbed.wall_s else "",
+            f"{undisturbed.tail_s:,.0f}",
             f"{hit.tail_s:,.0f}",
             f"{sum(cost.faults.get(kind, 0) for kind in OUTAGES):,}",
             f"{cost.lost_chunks:,}",

@@ -13,7 +13,7 @@ from tests.listening import family
 
 SAMPLE_S = 2.0
 PARTS = 4  # of the time, in the table
-# What a part of the time may need beyond the second one, in its calmest moment.
+# What a part of the time may need beyond the second one, in its quietest moment.
 MORE_MB, MORE_SHARE, MORE_DESCRIPTORS = 30.0, 0.15, 30
 
 

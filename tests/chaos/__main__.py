@@ -56,7 +56,7 @@ def line(text: str) -> None:
 
 
 async def run(options: argparse.Namespace) -> list[str]:
-    """Runs calm and chaotic rollouts. Returns a line per broken promise."""
+    """Runs undisturbed and chaotic rollouts. Returns a line per broken promise."""
     line(f"seed {options.seed}; again: make chaos SEED={options.seed} MINUTES={options.minutes}")
     rounds = max(1, options.minutes // MINUTES)
     only = options.only or [""]
@@ -68,17 +68,18 @@ async def run(options: argparse.Namespace) -> list[str]:
     count = PROMPTS_OF_ONE if options.each else options.minutes * PROMPTS_PER_MINUTE
     async with stage(options.out / str(options.seed)) as scene:
         prompts = scene.prompts(count)
-        calm = await scene.calm(prompts)
-        line(f"calm: {calm.report['wall_s']} s, {calm.report['response_tokens']} tokens")
-        assert calm.report["accept_length"] > 1, "engines draft"
-        assert calm.report["cached_tokens"]["storage"] > 0, "KV moves"
+        undisturbed = await scene.undisturbed(prompts)
+        found = undisturbed.report
+        line(f"undisturbed: {found['wall_s']} s, {found['response_tokens']} tokens")
+        assert found["accept_length"] > 1, "engines draft"
+        assert found["cached_tokens"]["storage"] > 0, "KV moves"
         ended = []
         for number, chosen in enumerate(plans):
-            tokens = calm.report["response_tokens"]
+            tokens = found["response_tokens"]
             chaotic = await scene.chaotic(
                 prompts, chosen, tokens, line, options.seed * 1000 + number
             )
-            verdict = judge(calm, await scene.calm(chaotic.long_prompts), chaotic)
+            verdict = judge(undisturbed, await scene.undisturbed(chaotic.long_prompts), chaotic)
             ended.append((chaotic, verdict))
             named = {"fault": chosen[0].kind.name} if options.each else {"faults": len(chosen)}
             line(json.dumps({**named, **verdict.costs}))

@@ -1,4 +1,4 @@
-"""A rollout on three real engines with pool and drafts: calm, and with faults."""
+"""A rollout on three real engines with pool and drafts: undisturbed, and with faults."""
 
 import contextlib
 import itertools
@@ -87,7 +87,7 @@ class Stage:
         """Returns the first held-out prompts."""
         return self.rollout.read_prompts(HELD_OUT)[:count]
 
-    async def calm(self, prompts: Sequence[Prompt]) -> Rolled:
+    async def undisturbed(self, prompts: Sequence[Prompt]) -> Rolled:
         """Rolls the prompts out. The same prompts have the same seeds every time."""
         return (await self.chaotic(prompts, [], 1)).rolled
 
@@ -150,5 +150,5 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
         weights = other_weights(folder / "weights", 1.1)
         await rollout.backend.update_weights(WeightUpdate.from_disk(str(weights), version="v2"))
         opened = Stage(rollout, wires)
-        await opened.calm(opened.prompts(WARM_UP))
+        await opened.undisturbed(opened.prompts(WARM_UP))
         yield opened

@@ -51,22 +51,22 @@ async def test_all_faults_happen_and_no_sample_is_lost_doubled_or_changed(tmp_pa
     plan = draw(3, 2, kinds=QUICK_KINDS)
     async with wired() as wires, rolling(settings, tmp_path, TIMING) as rollout:
         stage = Stage(rollout, wires, under_way_s=0.03)  # chunks of fakes are short
-        calm = await stage.calm(prompts)
-        chaotic = await stage.chaotic(prompts, plan, calm.report["response_tokens"], print)
-        nothing = await stage.calm([])
-    verdict = judge(calm, nothing, chaotic)
+        undisturbed = await stage.undisturbed(prompts)
+        chaotic = await stage.chaotic(prompts, plan, undisturbed.report["response_tokens"], print)
+        nothing = await stage.undisturbed([])
+    verdict = judge(undisturbed, nothing, chaotic)
     assert verdict.problems == []
     assert verdict.costs["lost_chunks"] > 0
-    assert len(calm.samples) == 4 * len(prompts)
+    assert len(undisturbed.samples) == 4 * len(prompts)
     assert by_kind([chaotic]) == sorted(f"{kind.name}: 1 of 1" for kind in QUICK_KINDS)
-    assert_finds_each_defect(calm, nothing, chaotic)
+    assert_finds_each_defect(undisturbed, nothing, chaotic)
 
 
-def assert_finds_each_defect(calm: Rolled, nothing: Rolled, chaotic: Chaotic) -> None:
+def assert_finds_each_defect(undisturbed: Rolled, nothing: Rolled, chaotic: Chaotic) -> None:
     """Asserts that the verdict names a sample that is missing, doubled or changed."""
 
     def problems(rolled: Rolled) -> list[str]:
-        return judge(calm, nothing, msgspec.structs.replace(chaotic, rolled=rolled)).problems
+        return judge(undisturbed, nothing, msgspec.structs.replace(chaotic, rolled=rolled)).problems
 
     rolled = chaotic.rolled
     key = next(key for key, sample in rolled.samples.items() if sample.response_length > 2)
@@ -82,5 +82,5 @@ def assert_finds_each_defect(calm: Rolled, nothing: Rolled, chaotic: Chaotic) ->
         samples = {**without, key: msgspec.structs.replace(sample, **{name: changed})}
         (found,) = problems(msgspec.structs.replace(rolled, samples=samples))
         assert found.startswith(f"sample {key}: ")
-    undisturbed = msgspec.structs.replace(chaotic, disturbances=[])
-    assert len(judge(calm, nothing, undisturbed).problems) == len(rolled.ledger.lost_chunks)
+    unexplained = msgspec.structs.replace(chaotic, disturbances=[])
+    assert len(judge(undisturbed, nothing, unexplained).problems) == len(rolled.ledger.lost_chunks)

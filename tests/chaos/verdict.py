@@ -20,11 +20,11 @@ class Verdict(msgspec.Struct):
     costs: dict[str, Any]
 
 
-def judge(calm: Rolled, long: Rolled, chaotic: Chaotic) -> Verdict:
-    """Compares a rollout with faults with the calm one. `long`: its long prompts, calm."""
+def judge(undisturbed: Rolled, long: Rolled, chaotic: Chaotic) -> Verdict:
+    """Compares a rollout with faults with the undisturbed one. `long`: of its long prompts."""
     rolled = chaotic.rolled
     found, ledger = rolled.report, rolled.ledger
-    problems = differences({**calm.samples, **long.samples}, rolled)
+    problems = differences({**undisturbed.samples, **long.samples}, rolled)
     for entry in chaotic.happened:
         if entry.problem is not None:
             problems.append(f"it did not happen: {entry.fault}: {entry.problem}")
@@ -46,31 +46,31 @@ def judge(calm: Rolled, long: Rolled, chaotic: Chaotic) -> Verdict:
         problems.append(f"{kept} returned tokens are in no sample")
     if found["failed_requests"]:
         problems.append(f"{found['failed_requests']} requests failed")
-    return Verdict(problems, costs(calm, rolled, again))
+    return Verdict(problems, costs(undisturbed, rolled, again))
 
 
-def costs(calm: Rolled, rolled: Rolled, again: int) -> dict[str, Any]:
-    """Returns the figures of a rollout with faults against the calm one."""
+def costs(undisturbed: Rolled, rolled: Rolled, again: int) -> dict[str, Any]:
+    """Returns the figures of a rollout with faults against the undisturbed one."""
     found = rolled.report
     names = ("lost_chunks", "retries", "respawns", "wasted_tokens", "failed_requests")
     return {
         "wall_s": found["wall_s"],
-        "seconds_lost": round(found["wall_s"] - calm.report["wall_s"], 1),
+        "seconds_lost": round(found["wall_s"] - undisturbed.report["wall_s"], 1),
         "response_tokens": found["response_tokens"],
         **{name: found[name] for name in names},
         "drawn_again_at_most": again,
         "recomputed_tokens": found["recomputed_tokens"],
-        "recomputed_tokens_calm": calm.report["recomputed_tokens"],
+        "recomputed_tokens_undisturbed": undisturbed.report["recomputed_tokens"],
     }
 
 
-def differences(calm: dict[Key, Sample], rolled: Rolled) -> list[str]:
+def differences(undisturbed: dict[Key, Sample], rolled: Rolled) -> list[str]:
     """Returns a line per sample that is missing, doubled, too many, or not the fault-free run's."""
-    lines = [f"sample {key} is missing" for key in calm.keys() - rolled.samples.keys()]
-    lines += [f"sample {key} is too many" for key in rolled.samples.keys() - calm.keys()]
+    lines = [f"sample {key} is missing" for key in undisturbed.keys() - rolled.samples.keys()]
+    lines += [f"sample {key} is too many" for key in rolled.samples.keys() - undisturbed.keys()]
     lines += [f"sample {key} came twice" for key in rolled.doubled]
-    for key in calm.keys() & rolled.samples.keys():
-        how = differs(calm[key], rolled.samples[key])
+    for key in undisturbed.keys() & rolled.samples.keys():
+        how = differs(undisturbed[key], rolled.samples[key])
         if how is not None:
             lines.append(f"sample {key}: {how}")
     return sorted(lines)

@@ -86,7 +86,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Rig"]:
 
 
 @pytest.fixture(autouse=True)
-def calm(request: pytest.FixtureRequest) -> Iterator[None]:
+def left_idle(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves the rig with running requests or other weights; empties its
     caches."""
     shared: Rig | None = request.getfixturevalue("rig") if "rig" in request.fixturenames else None

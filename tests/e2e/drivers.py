@@ -34,11 +34,11 @@ def lines_of(samples: Samples) -> list[dict[str, Any]]:
     return [json.loads(encode_sample(sample)) for sample in samples.values()]
 
 
-def assert_same_samples(calm: Lines, found: Lines) -> None:
-    """Asserts that the samples are those of a calm rollout, each once."""
+def assert_same_samples(expected: Lines, found: Lines) -> None:
+    """Asserts that the samples are those of an undisturbed rollout, each once."""
     again = {(each["group_id"], each["index"]): each for each in found}
-    assert len(again) == len(found) == len(calm)
-    for sample in calm:
+    assert len(again) == len(found) == len(expected)
+    for sample in expected:
         other = again[sample["group_id"], sample["index"]]
         for name in ("response_ids", "text", "finish_reason", "matched"):
             assert other[name] == sample[name]

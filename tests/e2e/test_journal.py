@@ -1,4 +1,4 @@
-"""Killed drivers on real SGLang servers: the resumed rollout has the samples of a calm one."""
+"""Killed drivers on real SGLang servers: resumed, they have the samples of undisturbed ones."""
 
 import asyncio
 import json
@@ -76,16 +76,16 @@ async def undisturbed(rig: Rig, seed: int) -> list[dict[str, Any]]:
 async def test_a_driver_killed_twice_on_running_engines_goes_on_exactly(
     rig: Rig, start: Start, tmp_path: Path
 ) -> None:
-    calm = await undisturbed(rig, 11)
+    expected = await undisturbed(rig, 11)
     journal = config_of(tmp_path, external(rig.pair, sampling=LIMIT))
     assert kill_at(start(*files(tmp_path)), journal, 12_000)
     once = journal_now(journal)
     assert kill_at(start(*files(tmp_path), "--resume", str(journal)), journal, 8_000)
     twice = journal_now(journal)
-    assert once.tokens < twice.tokens < sum(sample["response_length"] for sample in calm)
+    assert once.tokens < twice.tokens < sum(sample["response_length"] for sample in expected)
     output = finish(start(*files(tmp_path), "--resume", str(journal)))
     assert "may still run" not in output, "the orphans were ended"
-    assert_same_samples(calm, samples_in(tmp_path / "out"))
+    assert_same_samples(expected, samples_in(tmp_path / "out"))
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["resumed"]["runs"] == 2
     assert report["resumed"]["tokens"] == twice.tokens
@@ -98,18 +98,18 @@ async def test_a_driver_killed_twice_on_running_engines_goes_on_exactly(
 async def test_a_resume_takes_the_kv_of_the_dead_drivers_requests_from_the_pool(
     rig: Rig, start: Start, tmp_path: Path
 ) -> None:
-    calm = await undisturbed(rig, 23)
+    expected = await undisturbed(rig, 23)
     journal = config_of(tmp_path, rig.fleet(sampling=LIMIT, rollout={"seed": 23}))
     assert kill_at(start(*files(tmp_path)), journal, 16_000)
     before = journal_now(journal)
     for url in rig.urls:
         post(f"{url}/flush_cache?timeout=240")  # once the dead driver's requests have ended
     finish(start(*files(tmp_path), "--resume", str(journal)))
-    assert_same_samples(calm, samples_in(tmp_path / "out"))
+    assert_same_samples(expected, samples_in(tmp_path / "out"))
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     resumed = report["resumed"]
     assert resumed["tokens"] == before.tokens
-    finished = sum(s["response_length"] for s in calm if s["seed"] in before.finished)
+    finished = sum(s["response_length"] for s in expected if s["seed"] in before.finished)
     assert resumed["requests"] >= 4
     begun = before.tokens - finished  # of unfinished requests
     assert report["cached_tokens"]["storage"] > begun / 2

@@ -72,9 +72,9 @@ async def test_faults_of_the_pool_cost_tokens_and_no_sample(
     faults, undivided = Faults(tmp_path / "faults"), iter(whole)
     timing = Timing(refresh_every_s=1.0)
     async with pool_of(backend, faults, monkeypatch, tmp_path / "logs", timing) as rollout:
-        samples, calm = await rolled(rollout, PROMPTS)
+        samples, report = await rolled(rollout, PROMPTS)
         assert_identical(next(undivided), samples)
-        assert calm["fetches"] > 0
+        assert report["fetches"] > 0
         for what, struck in ERRORS.items():
             faults.set(*struck)
             samples, report = await rolled(rollout, PROMPTS)
@@ -124,8 +124,8 @@ async def test_reads_that_never_return_cost_chunks_and_no_sample(
     timing = Timing(pool_read_s=NEVER_S)
     faults, moves = Faults(tmp_path / "faults", stuck_s=NEVER_S), Moves()
     async with pool_of(backend, faults, monkeypatch, tmp_path / "logs", timing) as rollout:
-        calm, report = await rolled(rollout, PROMPTS)
-        assert_identical(whole[0], calm)
+        samples, report = await rolled(rollout, PROMPTS)
+        assert_identical(whole[0], samples)
         assert report["fetches"] > 0
         faults.set(Fault("read", "block"))
         struck, report = await asyncio.wait_for(rolled(rollout, PROMPTS, [moves]), 600)

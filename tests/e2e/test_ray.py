@@ -63,7 +63,7 @@ async def test_a_node_that_is_lost_in_a_rollout_and_one_that_joins_change_no_sam
             driver, engines = rollout.driver, rollout.fleet.engines
             before = [engine.info.url for engine in engines]
             prompts = rollout.read_prompts(HELD_OUT)[:4]
-            calm, found = await roll(rollout, prompts)
+            undisturbed, found = await roll(rollout, prompts)
             assert all(engine["chunks"] > 0 for engine in found["engines"])
             assert found["cached_tokens"]["storage"] > 0, "KV moves between the nodes"
 
@@ -73,7 +73,7 @@ async def test_a_node_that_is_lost_in_a_rollout_and_one_that_joins_change_no_sam
             )
             await asyncio.to_thread(nodes.kill, 1)
             samples, found = await running
-            assert_identical(calm, samples)
+            assert_identical(undisturbed, samples)
             assert sum(engine["lost_chunks"] > 0 for engine in found["engines"]) == 1
             (lost,) = (i for i, each in enumerate(found["engines"]) if each["lost_chunks"])
             name = engines[lost].info.engine_id
@@ -84,7 +84,7 @@ async def test_a_node_that_is_lost_in_a_rollout_and_one_that_joins_change_no_sam
             served = 0
             while not served:  # rollouts continue while the engine starts on the new node
                 samples, found = await roll(rollout, prompts)
-                assert_identical(calm, samples)
+                assert_identical(undisturbed, samples)
                 assert found["failed_requests"] == 0
                 served = found["engines"][lost]["chunks"]
             await joining
@@ -95,7 +95,7 @@ async def test_a_node_that_is_lost_in_a_rollout_and_one_that_joins_change_no_sam
             assert sum(starts.values()) > 0, "the store node of the lost node was started elsewhere"
             await asyncio.gather(*(engine.flush() for engine in engines))
             samples, found = await roll(rollout, prompts)
-            assert_identical(calm, samples)
+            assert_identical(undisturbed, samples)
             assert found["cached_tokens"]["storage"] > 0, "KV moves again"
             after = [engine.info.url for engine in engines]
             assert [url for i, url in enumerate(after) if i != lost] == [

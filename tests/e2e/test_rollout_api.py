@@ -29,14 +29,14 @@ def lines_of_prompts(count: int, n: int) -> list[dict[str, Any]]:
 
 async def test_a_rollout_through_http_has_the_tokens_of_a_run_with_its_seed(rig: Rig) -> None:
     prompts, sampling = lines_of_prompts(6, n=3), {"max_response_len": 150}
-    calm = await rig.undivided(prompts, sampling=sampling)
+    expected = await rig.undivided(prompts, sampling=sampling)
     serving = Rollout(rig.fleet() | FREE_PORT, gives_up=False)
     async with served_config(serving) as it:
         async with rollout(it, prompts, seed=SEED, sampling=sampling) as stream:
             lines = await stream.rest()
         assert it.service.generation.in_progress == 0
     found = [sample for samples in groups_of(lines).values() for sample in samples]
-    assert_same_samples(lines_of(calm), found)
+    assert_same_samples(lines_of(expected), found)
     assert lines[-1]["state"] == "complete"
     assert all(sample["text"] for sample in found)
 

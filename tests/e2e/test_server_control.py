@@ -26,7 +26,7 @@ async def under_way(it: Served, count: int) -> None:
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_a_pause_changes_no_token(engine_urls: list[str], mode: str) -> None:
-    calm = await undivided(engine_urls[0], requests())
+    expected = await undivided(engine_urls[0], requests())
     # A grammar cannot cross a chunk boundary: it is forwarded, and the engine itself pauses it.
     forwarded = body(prompts(1)[0], 5)
     forwarded["sampling_params"] |= {"regex": "[0-9+]{300,400}", "ignore_eos": False}
@@ -43,21 +43,21 @@ async def test_a_pause_changes_no_token(engine_urls: list[str], mode: str) -> No
                 assert health.status == 200
             assert (await it.post("/continue_generation"))[0] == 200
         replies = await asyncio.gather(*tasks)
-    assert [reply["output_ids"] for reply in replies] == [*calm, alone]
+    assert [reply["output_ids"] for reply in replies] == [*expected, alone]
 
 
 @pytest.mark.parametrize("how", ["abort_request", "pause_generation"])
-async def test_all_requests_end_with_a_part_of_the_calm_run(
+async def test_all_requests_end_with_a_part_of_the_expected_tokens(
     engine_urls: list[str], how: str
 ) -> None:
-    calm = await undivided(engine_urls[0], requests())
+    expected = await undivided(engine_urls[0], requests())
     async with serving(engine_urls, LIMIT) as it:
         tasks = [asyncio.create_task(it.generate(**each)) for each in requests()]
         await under_way(it, 12)
         fields = {"abort_all": True} if how == "abort_request" else {"mode": "abort"}
         assert (await it.post(f"/{how}", **fields))[0] == 200
         replies = await asyncio.gather(*tasks)
-        for reply, whole in zip(replies, calm, strict=True):
+        for reply, whole in zip(replies, expected, strict=True):
             ids = reply["output_ids"]
             assert reply["meta_info"]["finish_reason"]["type"] == "abort"
             assert ids == whole[: len(ids)] and len(ids) < LIMIT
@@ -68,7 +68,7 @@ async def test_all_requests_end_with_a_part_of_the_calm_run(
 
 
 async def test_memory_is_released_and_resumed_any_number_of_times(engine_urls: list[str]) -> None:
-    calm = await undivided(engine_urls[0], requests())
+    expected = await undivided(engine_urls[0], requests())
     async with serving(engine_urls, LIMIT) as it:
         tasks = [asyncio.create_task(it.generate(**each)) for each in requests()]
         await under_way(it, 12)
@@ -79,4 +79,4 @@ async def test_memory_is_released_and_resumed_any_number_of_times(engine_urls: l
             status, answer = await it.post("/resume_memory_occupation", tags=again)
             assert status == 200, answer
         replies = await asyncio.gather(*tasks)
-    assert [reply["output_ids"] for reply in replies] == calm
+    assert [reply["output_ids"] for reply in replies] == expected

@@ -47,10 +47,10 @@ async def rolled_beside(urls: list[str], seed: int) -> tuple[Samples, Any, Watch
         return *await rolled(rollout, PROMPTS, [watch]), watch
 
 
-async def test_two_drivers_on_the_same_engines_get_the_samples_of_calm_ones(rig: Rig) -> None:
-    calm = [await rig.undivided(PROMPTS, **own(seed)) for seed in SEEDS]
+async def test_two_drivers_on_the_same_engines_get_the_samples_of_one_alone(rig: Rig) -> None:
+    undisturbed = [await rig.undivided(PROMPTS, **own(seed)) for seed in SEEDS]
     both = await asyncio.gather(*(rolled_beside(rig.pair, seed) for seed in SEEDS))
-    for (samples, report, watch), alone in zip(both, calm, strict=True):
+    for (samples, report, watch), alone in zip(both, undisturbed, strict=True):
         assert_identical(alone, samples)
         assert report["lost_chunks"] == report["failed_requests"] == report["wasted_tokens"] == 0
         # Alone, a driver has promised what is in use, and would use all of the KV. How much the

@@ -1,4 +1,4 @@
-"""`seer-sgl rollout` killed with SIGKILL and resumed: every sample once, as in a calm rollout."""
+"""`seer-sgl rollout` killed with SIGKILL and resumed: every sample once, as if undisturbed."""
 
 import json
 import random

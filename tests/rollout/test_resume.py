@@ -49,7 +49,7 @@ async def interrupted(it: Fakes, path: Path, groups: int = 2) -> None:
 
 async def test_an_interrupted_rollout_goes_on_where_it_was(path: Path) -> None:
     async with fakes(delay_s=0.005) as it:
-        calm, _ = await rolled(it.config)
+        undisturbed, _ = await rolled(it.config)
         await interrupted(it, path)
         before, calls = journal_now(path), len(it.seeds())
         assert before.finished
@@ -58,7 +58,7 @@ async def test_an_interrupted_rollout_goes_on_where_it_was(path: Path) -> None:
         later = it.seeds()[calls:]
         assert not before.finished & set(later), "a finished request was sent again"
         check(samples_of(groups))
-        for key, sample in samples_of(calm).items():
+        for key, sample in samples_of(undisturbed).items():
             again = samples_of(groups)[key]
             assert again.response_ids == sample.response_ids
             assert again.rollout_log_probs == sample.rollout_log_probs
@@ -301,7 +301,7 @@ class RefusesSome(Logging):
 async def test_a_request_that_failed_for_good_is_not_sent_again(path: Path) -> None:
     refused: set[int] = set()
     async with fakes(kind=RefusesSome, refuses=refused, delay_s=0.005) as it:
-        calm, _ = await rolled(it.config)
+        undisturbed, _ = await rolled(it.config)
         refused.add(it.seeds()[0])
         journaled = it.config_with(rollout={"journal": str(path), "on_failure": "sample"})
         await rolled(journaled, groups=2)
@@ -314,7 +314,7 @@ async def test_a_request_that_failed_for_good_is_not_sent_again(path: Path) -> N
     assert "refused" in failed.failure
     assert failed.finish_reason == "abort"
     assert report["failed_requests"] == 1
-    whole = samples_of(calm)
+    whole = samples_of(undisturbed)
     for key, sample in samples.items():
         assert sample is failed or sample.response_ids == whole[key].response_ids
     assert samples.keys() == whole.keys()

@@ -78,7 +78,7 @@ def groups_of(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return groups
 
 
-def assert_calm(
+def assert_exact(
     samples: list[dict[str, Any]], fake: FakeSGLang, limit: int, n: int = 2, seed: int = SEED
 ) -> None:
     """Asserts that a group's samples are those of undivided calls, each once."""

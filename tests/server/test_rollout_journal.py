@@ -14,7 +14,7 @@ from tests.fake_sglang import FakeSGLang
 from tests.rollout.fakes import Fakes, JournalNow, fakes, journal_now, rolled
 
 from .helpers import Served, served_config, whole
-from .rollout_client import SEED, Stream, assert_calm, get, groups_of, prompts, rollout
+from .rollout_client import SEED, Stream, assert_exact, get, groups_of, prompts, rollout
 
 LIMIT = 40
 N = 2
@@ -56,7 +56,7 @@ def assert_whole(lines: list[dict[str, Any]], fake: FakeSGLang) -> None:
     groups = groups_of(lines)
     assert sorted(groups) == sorted(prompt["id"] for prompt in GROUPS)
     for samples in groups.values():
-        assert_calm(samples, fake, LIMIT, N)
+        assert_exact(samples, fake, LIMIT, N)
     assert lines[-1]["event"] == "end"
     assert lines[-1]["state"] == "complete"
     assert lines[-1]["samples"] == len(GROUPS) * N

@@ -23,7 +23,7 @@ from tests.fake_sglang import serving as serving_fake
 from tests.support.waiting import until
 
 from .helpers import Served, served
-from .rollout_client import SEED, Stream, assert_calm, get, groups_of, prompts, rollout
+from .rollout_client import SEED, Stream, assert_exact, get, groups_of, prompts, rollout
 
 LIMIT = 40
 SAMPLING = {"max_new_tokens": LIMIT}
@@ -48,11 +48,11 @@ def gated(**options: Any) -> Gated:
     return fake
 
 
-def assert_all_calm(lines: list[dict[str, Any]], fake: FakeSGLang, count: int, n: int = 2) -> None:
+def assert_all_exact(lines: list[dict[str, Any]], fake: FakeSGLang, count: int, n: int = 2) -> None:
     groups = groups_of(lines)
     assert sorted(groups) == sorted(prompt["id"] for prompt in prompts(count))
     for samples in groups.values():
-        assert_calm(samples, fake, LIMIT, n)
+        assert_exact(samples, fake, LIMIT, n)
 
 
 async def assert_all_free(it: Served) -> None:
@@ -70,7 +70,7 @@ async def rolling(fake: FakeSGLang, groups: Any, **options: Any) -> AsyncIterato
         await assert_all_free(it)
 
 
-async def test_each_group_comes_once_as_of_a_calm_run_between_start_and_end() -> None:
+async def test_each_group_comes_once_as_of_a_fault_free_run_between_start_and_end() -> None:
     fake = FakeSGLang(max_running_requests=4)
     async with served(fake, sampling=SAMPLING) as it:
         async with rollout(it, prompts(9), rollout_id="step-1") as stream:
@@ -78,7 +78,7 @@ async def test_each_group_comes_once_as_of_a_calm_run_between_start_and_end() ->
             report = (await stream.progress())["report"]
         await assert_all_free(it)
         listed = await get(it, "/rollouts")
-    assert_all_calm(lines, fake, 9)
+    assert_all_exact(lines, fake, 9)
     assert (start["rollout_id"], start["seed"], start["samples"]) == ("step-1", SEED, 18)
     assert (end["state"], end["groups"], end["failed_groups"]) == ("complete", 9, 0)
     assert end["group_ids"] == [line["group_id"] for line in lines]
@@ -97,7 +97,7 @@ async def test_samples_come_as_they_finish_and_a_line_ends_their_group() -> None
             found.setdefault(line["group_id"], []).append(line)
         else:
             samples = sorted(found[line["group_id"]], key=lambda sample: sample["index"])
-            assert_calm(samples, fake, LIMIT)
+            assert_exact(samples, fake, LIMIT)
     assert [line["group_id"] for line in lines if line["event"] == "group"] == end["group_ids"]
     assert end["samples"] == 8
 
@@ -112,7 +112,7 @@ async def test_ndjson_with_a_prompt_per_line_is_the_same_rollout() -> None:
             f"{it.url}/rollout", data=body, headers=headers, params=query
         ) as reply:
             lines = await Stream(it, reply).rest()
-    assert_all_calm(lines, fake, 3)
+    assert_all_exact(lines, fake, 3)
     assert lines[-1]["state"] == "target"
 
 
@@ -227,7 +227,7 @@ async def test_a_reader_that_stops_holds_back_new_groups_and_not_decoding_ones()
         calls = len(fake.seen)
         assert len({tuple(call["input_ids"][:3]) for call in fake.seen}) == submitted
         async with rollout(it, prompts(3)) as stream:  # others are not held back
-            assert_all_calm(await stream.rest(), fake, 3)
+            assert_all_exact(await stream.rest(), fake, 3)
         assert len(fake.seen) > calls
         assert held.tally.total - held.waiting == submitted
         reader._transport.resume_reading()  # type: ignore[attr-defined]
@@ -247,7 +247,7 @@ async def test_a_target_ends_the_rollout_and_aborts_the_surplus() -> None:
     assert len(groups) == end["groups"] == 5
     assert (end["state"], end["unfinished_groups"]) == ("target", 7)
     for samples in groups.values():
-        assert_calm(samples, fake, LIMIT)
+        assert_exact(samples, fake, LIMIT)
     assert progress["report"]["unfinished_groups"] == 7
     assert progress["tail"] == []
 
@@ -300,7 +300,7 @@ async def test_a_reject_brings_a_group_in_place_of_the_rejected_one() -> None:
         status, verdict = await stream.verdict("reject", str(names[1]), groups=more)
         assert (status, verdict["replaced_by"], verdict["unfinished"]) == (200, "2", 1)
         third = await anext(lines)
-        assert_calm(third["samples"], fake, LIMIT)
+        assert_exact(third["samples"], fake, LIMIT)
         await stream.verdict("accept", "2")
         end = (await anext(lines))["group_ids"]
     assert end == [names[0], "2"]
@@ -500,7 +500,7 @@ async def test_two_rollouts_with_target_and_rejects_while_an_engine_joins_and_on
         assert (lines[-1]["state"], lines[-1]["groups"]) == ("target", target)
         assert len(set(lines[-1]["group_ids"])) == target
         for samples in groups_of(lines).values():
-            assert_calm(samples, fakes[1], LIMIT)
+            assert_exact(samples, fakes[1], LIMIT)
     assert all(count >= 5 for count in rejected.values())
 
 

@@ -47,8 +47,8 @@ def test_faults_are_shown_beside_the_undisturbed_rollout(simulate: Simulate) -> 
     report = json.loads(simulate(*options, "--json").out)
     assert [cost["policy"] for cost in report["policies"]] == list(VARIANTS)
     for cost in report["policies"]:
-        calm, hit = cost["undisturbed"], cost["disturbed"]
-        assert hit["wall_s"] > calm["wall_s"]
+        undisturbed, hit = cost["undisturbed"], cost["disturbed"]
+        assert hit["wall_s"] > undisturbed["wall_s"]
         assert cost["faults"]["hang"] == 1
         assert cost["lost_chunks"] > 0
         assert cost["wasted_tokens"] > 0

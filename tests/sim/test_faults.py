@@ -105,12 +105,12 @@ def test_an_engine_with_other_weights_gets_no_chunk_until_it_has_the_right_ones(
 
 @pytest.mark.parametrize("kind", ["hang", "cut"])
 def test_a_short_standstill_costs_time_and_no_chunk(kind: str) -> None:
-    calm, _ = rolled()
+    undisturbed, _ = rolled()
     pause = {"at_s": 60.0, "kind": kind, "seconds": 20.0}
     result, chunks = rolled(events=[pause], stall_timeout_s=60.0)
     assert result.counts == {kind: 4}
     assert (chunks.losses, result.wasted_tokens) == ([], 0)
-    slower = result.record.finished_at[-1] - calm.record.finished_at[-1]
+    slower = result.record.finished_at[-1] - undisturbed.record.finished_at[-1]
     assert 0 < slower < 40.0
 
 
@@ -142,10 +142,10 @@ def test_an_old_reply_in_place_of_a_new_one_is_refused() -> None:
 
 def test_acknowledgements_that_lie_cost_prefill_and_no_token() -> None:
     crowded = "engine.kv_tokens=12000", "engine.count=6", "scheduling.max_spread=0"
-    calm, _ = rolled(*crowded)
+    undisturbed, _ = rolled(*crowded)
     result, _ = rolled(*crowded, acks=AckConfig(untrue=0.9))
     assert result.counts["untrue acks"] > 50
-    assert result.prefilled_tokens > 1.1 * calm.prefilled_tokens
+    assert result.prefilled_tokens > 1.1 * undisturbed.prefilled_tokens
     assert result.wasted_tokens == 0
 
 
@@ -154,7 +154,7 @@ MOVING = ("engine.kv_tokens=12000", "engine.count=6", "scheduling.max_spread=0")
 
 
 def test_reads_that_stand_still_on_one_engine_cost_the_chunks_that_wait_for_them() -> None:
-    calm, _ = rolled(*MOVING)
+    undisturbed, _ = rolled(*MOVING)
     pause = EventConfig(at_s=60.0, kind="reads", engine=0, seconds=1000.0)
     result, chunks = rolled(*MOVING, events=(pause,))
     figures = report(result.record)
@@ -167,17 +167,17 @@ def test_reads_that_stand_still_on_one_engine_cost_the_chunks_that_wait_for_them
     assert any(not chunk.reads for at, chunk in chunks.sent_at if chunk.engine_id == "e0")
     assert all(chunk.reads for _, chunk in chunks.sent_at if chunk.engine_id != "e0")
     assert (result.wasted_tokens, figures["engines"][0]["states"][1:]) == (0, [])
-    ended, calm_end = result.record.finished_at[-1], calm.record.finished_at[-1]
-    assert ended < calm_end + 30.0, "it does not wait for the reads"
+    ended, undisturbed_end = result.record.finished_at[-1], undisturbed.record.finished_at[-1]
+    assert ended < undisturbed_end + 30.0, "it does not wait for the reads"
 
 
 def test_a_pool_that_stands_still_for_all_engines_ends_no_rollout() -> None:
-    calm, _ = rolled(*MOVING)
+    undisturbed, _ = rolled(*MOVING)
     result, chunks = rolled(*MOVING, events=(EventConfig(at_s=30.0, kind="reads", seconds=1e6),))
     assert result.counts == {"reads": 6}
     assert 0 < len(chunks.losses) <= 24
     assert {type(result.error) for result in chunks.losses} == {ChunkRecalled}
-    assert result.record.finished_at[-1] < calm.record.finished_at[-1] + 30.0
+    assert result.record.finished_at[-1] < undisturbed.record.finished_at[-1] + 30.0
 
 
 def test_short_pauses_of_reads_cost_no_chunk() -> None:

@@ -41,7 +41,7 @@ def sequences(samples: list[Any]) -> list[list[int]]:
     return [sample.sequences[0].tolist() for sample in samples]
 
 
-def calm() -> list[list[int]]:
+def undisturbed() -> list[list[int]]:
     """Returns the samples of a batch whose server does not end."""
     with trained(MortalFleet()) as (run, _):
         return sequences(run.batch())
@@ -58,7 +58,7 @@ def test_with_a_journal_the_rollout_goes_on(ends_after: tuple[int, ...], by_sigt
     with trained(fleet) as (run, trainer):
         samples = run.batch()
     assert fleet.ends == trainer.sends == len(ends_after)
-    assert sequences(samples) == calm()
+    assert sequences(samples) == undisturbed()
     assert len(fleet.generated_by) == len(set(fleet.generated_by)) == GROUPS * N
     assert {version for *_, version in fleet.generated_by} == {"1"}
     first, *others = fleet.rollouts
@@ -77,7 +77,7 @@ def test_without_a_journal_unfinished_groups_are_made_anew(by_sigterm: bool) -> 
     with trained(fleet) as (run, trainer):
         samples = run.batch()
     assert (fleet.ends, trainer.sends) == (1, 1)
-    assert sequences(samples) == calm()
+    assert sequences(samples) == undisturbed()
     assert info(samples, "seer_repeated_groups") == {2.0}
     assert info(samples, "seer_restored_tokens") == {0.0}
     assert [len(body["groups"]) for body in fleet.rollouts] == [GROUPS, 2]
@@ -93,7 +93,7 @@ def test_a_journal_of_older_weights_is_refused_and_no_group_is_mixed() -> None:
     versions = [sample.info["seer_newest_version"].item() for sample in samples]
     groups = [set(versions[place : place + N]) for place in range(0, GROUPS * N, N)]
     assert sorted(map(sorted, groups)) == [[1.0], [2.0], [2.0], [2.0]]
-    assert sequences(samples) == calm()  # the fake's tokens do not depend on weights
+    assert sequences(samples) == undisturbed()  # the fake's tokens do not depend on weights
     first, again, fresh = fleet.rollouts
     assert first == again and len(fresh["groups"]) == GROUPS - 1
     assert sorted(fleet.removed) == sorted([first["journal"], fresh["journal"]])
@@ -127,7 +127,7 @@ def test_samples_by_other_weights_are_not_taken() -> None:
     assert trainer.sends == 1
     assert START in {version for *_, version in fleet.generated_by}
     assert info(samples, "seer_oldest_version") == {1.0}
-    assert sequences(samples) == calm()
+    assert sequences(samples) == undisturbed()
 
 
 def test_a_server_that_ends_again_and_again_ends_the_training() -> None:

@@ -114,7 +114,7 @@ async def used_tokens(engines: Sequence[Any]) -> list[int]:
     return [(await engine.load()).used_tokens for engine in engines]
 
 
-async def test_aborts_keep_a_beginning_of_the_calm_runs_tokens(
+async def test_aborts_keep_a_beginning_of_the_undisturbed_runs_tokens(
     reference: Samples, fleet: dict[str, Any]
 ) -> None:
     async with opened(fleet) as rollout:
@@ -134,14 +134,14 @@ async def test_aborts_keep_a_beginning_of_the_calm_runs_tokens(
     assert len(aborted) > 10
     assert sum(sample.response_length > 0 for sample in aborted) > 3
     for key, sample in found.items():
-        calm = reference[key]
-        whole = list(calm.response_ids)
+        expected = reference[key]
+        whole = list(expected.response_ids)
         assert list(sample.response_ids) == whole[: sample.response_length], key
         assert list(sample.rollout_log_probs) == pytest.approx(
-            list(calm.rollout_log_probs)[: sample.response_length], abs=1e-4
+            list(expected.rollout_log_probs)[: sample.response_length], abs=1e-4
         )
         if sample.finish_reason != "abort":
-            assert sample.response_length == calm.response_length
+            assert sample.response_length == expected.response_length
     kept = sum(sample.response_length for sample in samples)
     assert aborter.drawn.total() == kept, "every token is returned once"
 
