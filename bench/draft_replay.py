@@ -127,7 +127,7 @@ class Totals(NamedTuple):
 
 
 def best_counts(setup: Setup, policy: DraftPolicy, drafts: Drafts, kv: int) -> NDArray[np.int32]:
-    """Returns the drafts of each row that bring the most expected tokens per second, int32 [n].
+    """Returns the drafts of each row with the most expected tokens per second, int32 [n].
 
     More than an engine can reach: the time of every choice is known before the step.
     """

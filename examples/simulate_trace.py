@@ -1,4 +1,4 @@
-"""What would another policy, chunk size or fleet bring? Simulated on the lengths of a rollout.
+"""What would another policy, chunk size or fleet change? Simulated on the lengths of a rollout.
 
     python -m examples.simulate_trace out/samples.jsonl --engines 8
 

@@ -191,7 +191,7 @@ def simulate(*, log_level: str, **options: Any) -> None:
 @click.option("--out", type=PATH, help="Folder for JSON and picture.")
 @log_level
 def what_if(*, as_json: bool, log_level: str, **options: Any) -> None:
-    """Answer what seer-sgl would bring, from lengths.
+    """Estimate the gain of seer-sgl, from lengths.
 
     TRACE: a file with the response lengths of a rollout that happened: samples.jsonl, other JSON
     lines, CSV (group,length), or a dump of slime, veRL, NeMo-RL, tpu-inference or inference-perf.

@@ -42,7 +42,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     # Until a process of Mooncake, or one that is already running, answers: a busy machine is slow.
     pool_start_s: float = 60.0
     # A read of KV that takes longer than this, and a second per 1,024 tokens, ends; what it has
-    # not brought is computed. The time begins when SGLang receives the request: reads are one after
+    # not read is computed. The time begins when SGLang receives the request: reads are one after
     # the other, so most of it is the queue of reads.
     pool_read_s: float = 3.0
 

@@ -472,7 +472,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     engines: list[str]
     """Engines that ran them, in order."""
     chunk_lengths: list[int] = []
-    """Tokens that each chunk brought, in order."""
+    """Tokens that each chunk returned, in order."""
     accept_length: float | None
     """Tokens of chunks with verifications, per verification; null without any."""
     submitted_at: float

@@ -128,7 +128,7 @@ class FaultyFleet(SimulatedFleet):
                     tasks.create_task(self._fail(kind, outages, outages.mean_s))
 
     async def _fail(self, kind: Kind, outages: OutageConfig, mean_s: float) -> None:
-        """Brings outages of one kind at random times, until cancelled."""
+        """Causes outages of one kind at random times, until cancelled."""
         faults, draw = self._faults.config, random.Random(f"{self._faults.config.seed} {kind}")
         other_weights = faults.deaths.other_weights if kind == "death" else 0.0
         while True:

@@ -1,4 +1,4 @@
-"""The picture of rollouts that gave engines back: engines as lanes, and what a delay brought."""
+"""The picture of rollouts that gave engines back: engines as lanes, and what a delay gained."""
 
 import statistics
 from collections.abc import Sequence

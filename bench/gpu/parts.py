@@ -96,7 +96,7 @@ def parts(session: Session, machine: Machine) -> list[Part]:
             for name, at in steps.items()
         ),
         _script(session, "trace-shape", "step_trace", *shape, *chosen),
-        # An engine per GPU: two that take turns on one hide what even load brings.
+        # An engine per GPU: two that take turns on one hide what even load gains.
         _benchmark(session, machine, SHAPES, machine.gpus, first=True),
         _script(session, "smoke", "exact", "--setups", float32, *SMOKE),
         Part("doctor", ("seer_sgl", "doctor")),

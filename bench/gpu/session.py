@@ -167,7 +167,7 @@ class Measuring:
         whether all of them succeeded, or were cut.
 
         offer: returns the parts that wait, in order. It is called before each part, because what a
-        machine can do may grow: kernels that arrive while it measures bring parts of their own.
+        machine can do may grow: kernels that arrive while it measures add parts of their own.
         """
         until, sound = self._clock() + seconds, True
         begun: set[str] = set()

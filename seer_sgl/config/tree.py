@@ -145,7 +145,7 @@ class RolloutConfig(Section, frozen=True):
     seed: Natural | None = None
     """Seed that every request is seeded from. Default: drawn; the report contains it."""
     journal: str | None = None
-    """Folder that keeps what every chunk brings, for `--resume` after a crash
+    """Folder that stores every returned chunk, for `--resume` after a crash
     ([Journal](journal.md)). Default: none."""
     on_failure: OnFailure = "group"
     """What is given up when a request fails for good: `group`: all samples of its prompt; `sample`:

@@ -36,7 +36,7 @@ class Monitor:
         self._awake_s = 0.0  # seconds since the start, counted in polls
         self._alive_at = 0.0  # when an engine last served, on the same scale
         self._available: set[EngineSlot] = set()  # at the last poll
-        self._served = 0  # chunks that had brought tokens at the last poll
+        self._served = 0  # chunks that had returned tokens at the last poll
         self._why = ""  # the newest reason why an engine is out
         # The version that an engine must serve to come back; None: any.
         self.weight_version: str | None = None
@@ -292,7 +292,7 @@ class Monitor:
     def _require_serving(self) -> None:
         """Raises RolloutError if no engine has served for too long.
 
-        An engine serves if a chunk brings tokens, or if it stays available from one poll to the
+        An engine serves if a chunk returns tokens, or if it stays available from one poll to the
         next. An engine that fails its first chunk after each try does not serve.
 
         The timeout includes the longest pause between two tries. So a request that fails on every

@@ -38,13 +38,13 @@ class Readmission:
     def __init__(self, first_s: float, most_s: float) -> None:
         self._first_s = first_s
         self._most_s = most_s
-        self._tries = 0  # since a chunk last brought tokens
+        self._tries = 0  # since a chunk last returned tokens
         self._at = 0.0  # the time of the last try
 
     def due(self, now: float, trouble: str) -> bool:
         """Returns whether the next try is due.
 
-        `trouble`: why the engine's newest chunk brought no tokens; empty if it brought some.
+        `trouble`: why the engine's newest chunk returned no tokens; empty if it returned some.
         """
         if not trouble:
             self._tries = 0

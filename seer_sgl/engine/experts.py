@@ -31,7 +31,7 @@ def of_reply(
     *,
     input_tokens: int | None = None,
 ) -> RoutedExperts | None:
-    """Returns the new rows of a chunk's reply; None if it asks for none or brings no token.
+    """Returns the new rows of a chunk's reply; None if it asks for none or returns no token.
 
     content: what the engine returned. `tokens`: in the reply; `kept`: of them count.
     `input_tokens`: of the chunk, if only the engine knows. Raises ValueError for anything but the

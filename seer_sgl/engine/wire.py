@@ -399,7 +399,7 @@ def checked_reply(
 
 
 def in_range(count: int) -> int:
-    """Returns what a server counts; an impossible count is brought into range."""
+    """Returns what a server counts; an impossible count is clamped."""
     return min(max(0, count), MAX_COUNT)
 
 

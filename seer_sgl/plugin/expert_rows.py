@@ -1,7 +1,7 @@
 """Routed experts that belong to the request that asks for them.
 
 SGLang keeps one row per KV slot and reads the rows of a request's slots when it ends. Those can be
-other rows than the request's own. KV that was read from host memory or the pool brings no rows into
+other rows than the request's own. KV that was read from host memory or the pool writes no rows into
 its slots. A request's slots are given back if the cache has the same tokens. A preempted request
 computes its KV again, perhaps with other weights. So a request computes every token whose row it
 asks for, and its rows are kept before it can lose a slot.

@@ -1,6 +1,6 @@
 """Live progress: a panel in a terminal, plain lines elsewhere.
 
-Both show what each technique brings: the accept length (drafts), what moved between engines (the
+Both show what each technique does: the accept length (drafts), what moved between engines (the
 KV pool) and the tail (scheduling). They fit into 80 to 100 columns.
 """
 

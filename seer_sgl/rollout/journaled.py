@@ -146,7 +146,7 @@ class RolloutJournal:
         groups: Sequence[Group],
         started_at: float,
     ) -> None:
-        """Brings the groups to where the journal left them; then `observer` continues.
+        """Restores the groups to where the journal left them; then `observer` continues.
 
         `started_at`: the zero of the rollout's times. Raises JournalError.
         """

@@ -26,7 +26,7 @@ class Attempts(msgspec.Struct, eq=False, gc=False):  # nothing in it refers back
     failures: int = 0  # consecutive chunks without tokens, not counting aborted ones
     aborts: int = 0  # consecutive chunks that were aborted before their first token
     failing_since: float | None = None  # when the first of these chunks ended, awake seconds
-    # By engine id: the error of its last chunk, if no chunk of any engine brought tokens since.
+    # By engine id: the error of its last chunk, if no chunk of any engine returned tokens since.
     errors: dict[str, Exception] = msgspec.field(default_factory=dict)
     # suspects.py
     engine_deaths: int = 0  # engines that died with it, while it may be the cause

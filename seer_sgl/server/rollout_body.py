@@ -40,7 +40,7 @@ class RolloutBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, froz
     dynamic_filtering: bool = False
     """Whether a group counts only after `POST /rollout/{id}/accept`; needs `target_groups`."""
     journal: JournalName | None = None
-    """Folder in the server's `rollout.journal` that keeps what every chunk brings. If it has a
+    """Folder in the server's `rollout.journal` that stores every returned chunk. If it has a
     rollout of these groups, that one continues. Default: none."""
     stream: Literal["groups", "samples"] = "groups"
     """What a line has: a complete group, or one sample as soon as it is finished."""

@@ -10,10 +10,10 @@ others are aborted. Filtering: `POST /rollout/{id}/reject` takes a delivered gro
 counts in its place, and the one nearest to its end goes ahead of the others. Because the stream
 ends with the completion of the last group that is needed, a client that filters every group sets
 `dynamic_filtering`: then a group counts once `POST /rollout/{id}/accept` names it, and the stream
-stays open for the verdicts. A reject may bring more `groups`:
+stays open for the verdicts. A reject may contain more `groups`:
 
 - slime (`over_sampling_batch_size`): send that many groups, with `rollout_batch_size` as the
-  target; when a reject answers `missing` > 0, bring the next batch with it.
+  target; when a reject answers `missing` > 0, send the next batch with it.
 - OpenRLHF, veRL (one prompt in place of each filtered one): send as many groups as the target, and
   one more with each reject.
 """

@@ -1,1 +1,1 @@
-"""`seer-sgl what-if`: what another order of requests would bring, from lengths alone."""
+"""`seer-sgl what-if`: the gain of another order of requests, from lengths alone."""

@@ -1,4 +1,4 @@
-"""`seer-sgl what-if`: what another order of requests would bring, from lengths alone."""
+"""`seer-sgl what-if`: the gain of another order of requests, from lengths alone."""
 
 import itertools
 import json

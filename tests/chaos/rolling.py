@@ -58,7 +58,7 @@ def config() -> dict[str, Any]:
 
 
 class Rolled(msgspec.Struct):
-    """What a rollout brought. `samples`: by group and index; `doubled`: those that came twice."""
+    """The result of a rollout. `samples`: by group and index; `doubled`: those that came twice."""
 
     samples: dict[Key, Sample]
     doubled: list[Key]

@@ -8,7 +8,7 @@
 | turns.py | nothing: drafts of each width in turn, then some plain steps | the draft policy |
 | waits.py | nothing: waits that leave a GPU without work are counted | how long they take |
 | interpreter.py, kernels.py | SGLang's Triton kernels, interpreted | compiled kernels, bfloat16 |
-| plugin.py, server.py | the plugin that brings all of it into a CPU engine | times, memory |
+| plugin.py, server.py | the plugin that loads all of it into a CPU engine | times, memory |
 
 It finds faults of logic: batches, buffers, masks, padding, tokens that arrive a step later. It is
 for tests alone; nothing in seer_sgl depends on it.

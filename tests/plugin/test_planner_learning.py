@@ -1,4 +1,4 @@
-"""The planner finds out what drafts cost and bring, whatever was measured at the start."""
+"""The planner finds out what drafts cost and gain, whatever was measured at the start."""
 
 import random
 from collections.abc import Callable

@@ -48,7 +48,7 @@ KEYS: Mapping[str, str] = {
     "response_length.p99": "99th percentile",
     "response_length.max": "the longest",
     "drafting": "grouped speculative decoding in this run; null without it, and during the run",
-    "drafting.accept_length": "tokens that a verified row brought, the target's own included",
+    "drafting.accept_length": "tokens that a verified row emitted, the target's own included",
     "drafting.plain_steps": "decode steps without drafts",
     "drafting.verified_steps.*": "decode steps with drafts, by the number of nodes per request",
     "drafting.drafted_by_position[]": (

@@ -7,7 +7,7 @@ its own sample as soon as it is finished. Whatever an executor asks for after th
 another way than its siblings, goes to `/generate` by itself, with the same group and a session.
 
 Seeds depend on the batch's seed, the group, the executor's index and its turn only. The server
-derives them from the seed and the names of a rollout; requests to `/generate` bring theirs.
+derives them from the seed and the names of a rollout; requests to `/generate` contain theirs.
 """
 
 import asyncio

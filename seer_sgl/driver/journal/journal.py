@@ -1,4 +1,4 @@
-"""The journal as an observer of a run: it appends what chunks bring."""
+"""The journal as an observer of a run: it appends every returned chunk."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from .writer import BlockWriter
 
 
 class Journal(Observer):
-    """Keeps what the chunks of one run bring. `started_at`: the zero of its times.
+    """Stores the returned chunks of one run. `started_at`: the zero of its times.
 
     A group that its caller left is not given up: a later run continues it.
     """

@@ -1,4 +1,4 @@
-"""Brings the requests of a rollout to where a journal left them."""
+"""Restores the requests of a rollout to where a journal left them."""
 
 from array import array
 from collections.abc import Iterable, Sequence
