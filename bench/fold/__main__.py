@@ -1,8 +1,8 @@
 """Engines given back before a rollout ends: `python -m bench.fold FILE [--only NAME]`.
 
-Of each draw of lengths it simulates the policy `seer` as it is, and folded (policy.py) with several
-slacks, with the true lengths known and with the posterior of `seer`; and it finds the bound. It
-appends a JSON line per rollout to the file, and leaves out what the file has. Then it prints a
+Of each draw of lengths it simulates the policy `seer` unmodified, and folded (policy.py) with
+several slacks, with the true lengths known and with the posterior of `seer`. It finds the bound.
+It appends a JSON line per rollout to the file, and leaves out what the file has. Then it prints a
 table (table.py), and draws a picture (picture.py) if it is told where.
 """
 

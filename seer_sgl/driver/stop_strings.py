@@ -17,7 +17,7 @@ from seer_sgl.types import ChunkReply, Request, WeightSpan
 from .tokenizer import Tokenizer
 
 Decode = Callable[[Any], str]
-Amend = Callable[[Request, ChunkReply], ChunkReply]  # returns the reply as it is to be recorded
+Amend = Callable[[Request, ChunkReply], ChunkReply]  # returns the reply to record
 MAX_RECHECKS = 1000
 # Of a stop string: one character may become eighteen (NFKC), and each of them a token per byte.
 MOST_TOKENS_PER_CHARACTER = 64

@@ -130,7 +130,7 @@ class HttpEngine:
         return self._info
 
     async def newest_start(self) -> str | None:
-        """Returns the instance of the server as it is now; None if it does not answer with one."""
+        """Returns the instance of the current server; None if it does not answer with one."""
         try:
             return (await self._described()).instance
         except (EngineUnavailable, EngineStartError):

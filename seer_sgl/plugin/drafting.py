@@ -61,7 +61,7 @@ class DraftStatus:
     """What the plugin reports about the drafting of this process.
 
     paths: the most continuations per node. decodes: whether plain steps are SGLang's decode steps,
-    as they are without the worker. report: returns a DraftReport and counters, as JSON; None until
+    as without the worker. report: returns a DraftReport and counters, as JSON; None until
     the worker drafts.
     """
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 # Colours by role. Blue, grey and vermilion stay apart for colour-blind readers and in print, and
 # each has a contrast of 4.5 to 1 or more with white, so that type may have it.
 OURS: Final = "#2166a5"  # seer-sgl
-PLAIN: Final = "#6b7280"  # plain SGLang and other software that is used as it is
+PLAIN: Final = "#6b7280"  # plain SGLang and other unmodified software
 PAPER: Final = "#c2410c"  # what the paper reports
 KV: Final = PAPER  # the KV cache in use; no picture has both
 INK: Final = "#1f2937"  # type and arrows

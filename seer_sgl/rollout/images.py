@@ -30,7 +30,7 @@ USER = re.compile(r"//[^/?#]*@")
 # What SGLang takes for the name of a file (`load_image`).
 FILE = re.compile(r"file://|.*\.(?:png|jpe?g|webp|gif|bmp|tiff?)$", re.IGNORECASE | re.DOTALL)
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-MAX_BYTES = 32 << 20  # of one image, as it is encoded
+MAX_BYTES = 32 << 20  # of one encoded image
 MAX_BODY_BYTES = 256 << 20  # of the different images of one body of a client, as data URLs
 MOST_OF_BODY = 1024  # images of all prompts of a `/generate`, whose prompts have one thread
 SHOWN = 80  # characters of a reference in a message

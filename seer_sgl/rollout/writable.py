@@ -9,7 +9,7 @@ MAX_DEPTH = 200  # levels; msgspec's own limit depends on the current depth of t
 
 
 class _Foreign(Exception):
-    """An object without a JSON form. It is allowed: it is returned with the samples as it is."""
+    """An object without a JSON form. It is allowed: it is returned with the samples unmodified."""
 
 
 def _refuse(_: object) -> None:

@@ -123,7 +123,7 @@ def _sample(content: Any, place: str) -> SlimeSample:
 
 
 def _listed(value: Any, place: str) -> Any:
-    """Returns a tensor as a list, and any other value as it is."""
+    """Returns a tensor as a list, and any other value unchanged."""
     if not hasattr(value, "tolist"):
         return value
     try:

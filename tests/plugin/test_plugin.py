@@ -50,7 +50,7 @@ def of_one_hook(target: str) -> Ability:
         (stock, ["fake_sglang_module.function"]),
         (None, ["fake_sglang_module.function"]),
     ],
-    ids=["hooked", "hooked, then wrapped", "wrapped by others", "as it was", "gone"],
+    ids=["hooked", "hooked, then wrapped", "wrapped by others", "stock", "gone"],
 )
 def test_a_hook_is_missing_unless_its_own_wrapper_is_there(
     monkeypatch: pytest.MonkeyPatch, function: Any, missing: list[str]

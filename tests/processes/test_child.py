@@ -197,7 +197,7 @@ async def test_a_child_that_ends_while_it_is_being_ended_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = await OwnedProcess.start(["sleep", "600"], tmp_path / "log", os.environ)
-    # As it was a moment ago: it ends between the question and the signal.
+    # The state of a moment ago: it ends between the question and the signal.
     monkeypatch.setattr(psutil.Process, "is_running", lambda _: True)
     await process.stop()
     assert process.exit_status == -signal.SIGTERM

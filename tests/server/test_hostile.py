@@ -226,7 +226,7 @@ async def test_a_long_text_is_tokenised_without_holding_up_the_others() -> None:
     async with served(fake) as it, leaving_nothing(it, fake):
         tokenizer = it.service.rollout.tokenizer = HeldTokenizer()
         params = {"max_new_tokens": 4}
-        for more in ({}, {"logprob_start_len": 0}):  # divided, and sent as it is
+        for more in ({}, {"logprob_start_len": 0}):  # divided, and passed through
             text = "x" * 100_000
             long = asyncio.create_task(it.generate(text=text, sampling_params=params, **more))
             await until(lambda: tokenizer.encoding)

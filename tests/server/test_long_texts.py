@@ -27,7 +27,7 @@ class Reader:
 
 
 def test_far_too_many_tokens_are_found_in_the_first_piece() -> None:
-    """Also in a body that is sent on as it is."""
+    """Also in a body that is passed through."""
     reader = Reader(2)
     with pytest.raises(BadRequest, match="text: more than 65536 tokens; the longest prompt has"):
         PromptTexts(reader, LONGEST).ids("x" * 200 * LONGEST)

@@ -1,4 +1,4 @@
-"""Requests that are sent as they are: aborts of queued ones and of batches."""
+"""Passthrough requests: aborts of queued ones and of batches."""
 
 import asyncio
 import json

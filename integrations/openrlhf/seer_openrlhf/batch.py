@@ -1,6 +1,6 @@
 """A batch of prompts as one `/rollout` of the server.
 
-OpenRLHF's executors stay as they are: each asks its engine for a response. The first request of
+OpenRLHF's executors stay unmodified: each asks its engine for a response. The first request of
 every executor waits here until all executors of the batch have asked. The groups whose members ask
 for the same then go to the server together, as whole groups of one rollout, and each executor gets
 its own sample as soon as it is finished. Whatever an executor asks for after that, or asks for in

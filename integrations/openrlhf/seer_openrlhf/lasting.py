@@ -1,6 +1,6 @@
 """Rollouts and requests that outlast the server.
 
-A rollout that has a journal is sent again, as it was, when the server is back: it continues from
+A rollout that has a journal is sent again, unchanged, when the server is back: it continues from
 its last chunks. Without one, or if the journal is refused (the trainer's weights are newer by now,
 for example), SampleLost makes its unfinished groups anew: samples of a group are never by the
 weights of before and after such an end.

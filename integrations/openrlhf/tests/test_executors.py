@@ -1,4 +1,4 @@
-"""OpenRLHF's executors run behind the front as they are: rewards, and agents of several turns."""
+"""OpenRLHF's executors run behind the front unmodified: rewards, and agents of several turns."""
 
 import threading
 from collections.abc import Iterator

@@ -123,7 +123,7 @@ def save_memory(
     and splits: gigabytes with deterministic inference, where splits grow with the context. A
     verification does not split. It sizes the list of KV slots by nodes, though a verification lists
     the context of a request once. All widths share the list of the backend `widest`, because one
-    step runs at a time. Other classes of backends are left as they are.
+    step runs at a time. Other classes of backends are not changed.
 
     requests: returns the number in the largest graph.
     """

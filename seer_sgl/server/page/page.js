@@ -45,7 +45,7 @@ function plural(count, noun) {
 
 // --- history -------------------------------------------------------------------------------------
 
-// Returns the last `count` cells before `end`: new ones from `first` on, older ones as they were.
+// Returns the last `count` cells before `end`: new ones from `first` on, older ones unchanged.
 function merged(old, oldEnd, fresh, first, end, count, empty) {
   const cells = [];
   for (let cell = end - count; cell < end; cell++) {

@@ -83,7 +83,7 @@ def require_inline(fields: dict[str, Any]) -> None:
 def require_no_reference(fields: Any) -> None:
     """Raises BadRequest for media of a body that its engine would open or fetch.
 
-    fields: of the decoded body of a path that is passed on as it is. Tools are not media.
+    fields: of the decoded body of a passthrough request. Tools are not media.
     """
     left = [fields]
     while left:

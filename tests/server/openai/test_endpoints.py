@@ -202,7 +202,7 @@ async def test_calls_of_functions_are_those_that_an_engine_finds(
     assert (choice["finish_reason"], choice["matched_stop"]) == ("tool_calls", None)
     asked = [body for path, body in fake.received if path == "/parse_function_call"]
     assert asked[0]["tool_call_parser"] == "qwen" and asked[0]["tools"] == [TOOL]
-    fake.parsed = None  # the parser fails: the text stays as it is
+    fake.parsed = None  # the parser fails: the text stays unchanged
     reply = await ok(it, CHAT, messages=MESSAGES, tools=[TOOL])
     assert reply["choices"][0]["message"]["tool_calls"] is None
 
