@@ -45,7 +45,7 @@ class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fault_cost(scenario: Scenario, variant: str, faults: FaultsConfig) -> FaultCost:
-    """Runs the variant with and without the faults. Raises RolloutError if the driver gives up."""
+    """Runs the variant with and without the faults. Raises RolloutError if the rollout fails."""
     timeouts = {"stall_timeout_s", "recovery_timeout_s"}
     undisturbed = FaultsConfig(**{name: getattr(faults, name) for name in timeouts})
     before, after = _faulted(scenario, variant, undisturbed), _faulted(scenario, variant, faults)

@@ -50,7 +50,7 @@ def simulate_faulted(
 ) -> Faulted:
     """Rolls the groups out in virtual time, on engines that fail.
 
-    Raises RolloutError if the driver gives up.
+    Raises RolloutError if the rollout fails.
     """
     return run_virtually(_roll_out(responses, config, faults, prior, observers))
 

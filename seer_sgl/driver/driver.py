@@ -339,7 +339,7 @@ class Driver:
             self._settings.costs.observe_fetch(rates.fetch_tokens, rates.fetch_s)
 
     async def _work(self) -> None:
-        """Runs the loop and the monitor, until cancelled or until the monitor gives up."""
+        """Runs the loop and the monitor, until cancelled or until the monitor raises."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._loop.run())

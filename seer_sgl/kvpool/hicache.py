@@ -23,7 +23,7 @@ FILE_DIRECTORY = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"  # SGLang's own
 NAMESPACE = "SEER_SGL_POOL_NAMESPACE"  # keeps the fleets that share a pool apart
 
 # The host memory of an engine holds a copy of all KV that the device caches, and beyond that what
-# is being fetched: SGLang gives up no host copy while the device has the KV. What does not fit is
+# is being fetched: SGLang drops no host copy while the device has the KV. What does not fit is
 # computed again. The KV of a GPU is so large that a tenth of it holds many requests, and its host
 # copy is page-locked. The few thousand tokens of an engine on a CPU need as much again.
 GPU_HOST_RATIO = 1.1

@@ -171,11 +171,11 @@ class Generation(Observer):
                 opened = self._siblings.of(answer.request.group)
                 if opened is not None:
                     opened.interrupted = True
-            self.give_up(answer)
+            self.abort_answer(answer)
         return aborted
 
-    def give_up(self, answer: Answer) -> None:
-        """Ends one response early; its client wants no more of it."""
+    def abort_answer(self, answer: Answer) -> None:
+        """Aborts one response, because its client wants no more of it."""
         if answer.request is not None and not answer.ended:
             self._run.abort(answer.request)
 
@@ -213,7 +213,7 @@ class Generation(Observer):
             await answer.end()
         finally:
             self._forget(answer)
-            self.give_up(answer)
+            self.abort_answer(answer)
 
     @override
     def streamed(self, request: Request, ids: "array[int]", logprobs: "array[float]") -> None:

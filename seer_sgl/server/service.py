@@ -156,7 +156,7 @@ class Service:
 
     @contextlib.contextmanager
     def started(self, calls: Sequence[Call]) -> Iterator[list[Answer]]:
-        """Starts responses; gives up at the end of the block those that have not ended.
+        """Starts responses; aborts at the end of the block those that have not ended.
 
         Raises BadRequest if an engine would fail because of a sampling parameter.
         """
@@ -169,7 +169,7 @@ class Service:
             yield answers
         finally:
             for answer in answers:
-                self.generation.give_up(answer)
+                self.generation.abort_answer(answer)
 
     async def pass_through(
         self,
