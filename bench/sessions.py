@@ -91,10 +91,10 @@ def main() -> None:
     if args.json:
         print(json.dumps(figures, indent=2))
         return
-    for each in figures:
-        arm = "with sessions" if each["sessions"] else "without"
-        share = each["cached"] / each["tokens"]
-        print(f"{arm}, {each['between']} prompts between two turns: {share:.0%} cached")
+    for row in figures:
+        arm = "with sessions" if row["sessions"] else "without"
+        share = row["cached"] / row["tokens"]
+        print(f"{arm}, {row['between']} prompts between two turns: {share:.0%} cached")
 
 
 if __name__ == "__main__":

@@ -69,15 +69,15 @@ def compare(request: SimRequest, faults_file: Path, policy: str | None, *, as_js
 def _without_outages() -> Iterator[None]:
     """Keeps the reports of simulated outages from the log, unless it shows everything."""
     loggers = [monitor.logger, engine_watch.logger]
-    levels = [each.level for each in loggers]
-    for each in loggers:
-        if not each.isEnabledFor(logging.DEBUG):
-            each.setLevel(logging.ERROR)
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        if not logger.isEnabledFor(logging.DEBUG):
+            logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 if __name__ == "__main__":

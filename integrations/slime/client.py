@@ -274,7 +274,7 @@ class Slime:
         """Ends what is left (sglang_rollout.py:337-369)."""
         self._aborted = True
         found = await self._json("GET", f"{self._router}/workers")
-        await asyncio.gather(*(self._until_idle(each["url"]) for each in found["workers"]))
+        await asyncio.gather(*(self._until_idle(worker["url"]) for worker in found["workers"]))
         for group in await asyncio.gather(*pendings):
             if self._options.partial_rollout:
                 self._buffer.append(group)
@@ -314,8 +314,8 @@ def _requests(load: Any) -> Iterator[int]:
     """Yields the requests of each entry of a load (server_control.py:12-29)."""
     if isinstance(load, dict) and "loads" in load:
         load = load["loads"]
-    for each in load if isinstance(load, list) else [load]:
-        yield each.get("num_running_reqs", 0) + each.get("num_waiting_reqs", 0)
+    for entry in load if isinstance(load, list) else [load]:
+        yield entry.get("num_running_reqs", 0) + entry.get("num_waiting_reqs", 0)
 
 
 def _differ(group: Group) -> bool:

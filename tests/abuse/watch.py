@@ -42,9 +42,9 @@ class Watch:
     def __init__(self, server: psutil.Process) -> None:
         self.samples: list[Sample] = []
         self._server = server
-        self._others = [each for each in family(server) if each.pid != server.pid]
-        self._names = {each.pid: _name(each) for each in self._others}
-        self._memory: dict[int, list[float]] = {each.pid: [] for each in self._others}  # MB
+        self._others = [process for process in family(server) if process.pid != server.pid]
+        self._names = {process.pid: _name(process) for process in self._others}
+        self._memory: dict[int, list[float]] = {process.pid: [] for process in self._others}  # MB
         self._began = time.monotonic()
 
     async def run(self) -> None:
@@ -55,13 +55,13 @@ class Watch:
             await asyncio.sleep(SAMPLE_S)
 
     def _sample(self) -> Sample:
-        running = [each for each in self._others if each.is_running()]
+        running = [process for process in self._others if process.is_running()]
         memory, descriptors = 0.0, 0
-        for each in running:
+        for process in running:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                self._memory[each.pid].append(each.memory_info().rss / 1e6)
-                memory += self._memory[each.pid][-1]
-                descriptors += each.num_fds()
+                self._memory[process.pid].append(process.memory_info().rss / 1e6)
+                memory += self._memory[process.pid][-1]
+                descriptors += process.num_fds()
         return Sample(
             time.monotonic() - self._began,
             self._server.memory_info().rss / 1e6,
@@ -73,9 +73,9 @@ class Watch:
     def ended(self) -> list[str]:
         """Returns the processes that have ended since the start, the server's own included."""
         return [
-            self._names.get(each.pid, "the server")
-            for each in (self._server, *self._others)
-            if not each.is_running() or each.status() == psutil.STATUS_ZOMBIE
+            self._names.get(process.pid, "the server")
+            for process in (self._server, *self._others)
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
         ]
 
     def parts(self) -> list[Part]:
@@ -109,7 +109,7 @@ class Watch:
 
 def _part(samples: Sequence[Sample]) -> Part:
     def span(name: str) -> tuple[float, float]:
-        values = [getattr(each, name) for each in samples]
+        values = [getattr(sample, name) for sample in samples]
         return round(min(values), 1), round(max(values), 1)
 
     return Part(*map(span, Part.__struct_fields__))

@@ -49,26 +49,26 @@ async def audited(
 
 
 def passes(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {each["name"]: each for each in report["passes"]}
+    return {figures["name"]: figures for figures in report["passes"]}
 
 
 async def test_samples_of_the_server_itself_agree_in_every_pass(tmp_path: Path) -> None:
     report = await audited(tmp_path, lines(), fail=("max=1e-9", "changed=0", "versions=0"))
     assert report["exceeded"] == []
     assert len(report["passes"]) == 6
-    for name, each in passes(report).items():
-        assert each["log_probs"]["max"] < 1e-9
+    for name, figures in passes(report).items():
+        assert figures["log_probs"]["max"] < 1e-9
         if name.startswith("generate"):
-            assert each["same_samples"] == 8
-            assert each["same_tokens"] == 8 * 40
+            assert figures["same_samples"] == 8
+            assert figures["same_tokens"] == 8 * 40
     (finding,) = report["findings"]
     assert finding.startswith("no differences beyond rounding: all 320 generated tokens")
 
 
 async def test_warm_passes_find_the_prompt_and_cold_ones_nothing(tmp_path: Path) -> None:
     cached = {
-        name: each["cached_tokens"]
-        for name, each in passes(await audited(tmp_path, lines(4))).items()
+        name: figures["cached_tokens"]
+        for name, figures in passes(await audited(tmp_path, lines(4))).items()
     }
     assert {name: count > 0 for name, count in cached.items()} == {
         name: "warm" in name for name in cached
@@ -81,9 +81,9 @@ async def test_a_changed_token_is_a_changed_record(tmp_path: Path) -> None:
     samples[3]["response_ids"][17] = (token + 1) % WORDS
     report = await audited(tmp_path, samples, fail=("changed=0",))
     assert report["exceeded"] == ["changed: 1, more than 0"]
-    for name, each in passes(report).items():
+    for name, figures in passes(report).items():
         if name.startswith("generate"):
-            (difference,) = each["differences"]
+            (difference,) = figures["differences"]
             assert (difference["sample"], difference["position"]) == ("g0[3]", 17)
             assert difference["generated"] == token
             assert difference["agree_after"] == 1.0
@@ -179,7 +179,7 @@ async def test_log_probabilities_of_an_inexact_prefill_are_no_fault_of_the_recor
 async def test_the_rounding_of_a_prefill_is_measured_without_seeds_too(tmp_path: Path) -> None:
     samples = [line | {"seed": None} for line in lines(4)]
     report = await audited(tmp_path, samples, ScoringSGLang(prefill_shift=0.01))
-    (pair,) = [each for each in report["itself"] if each["varies"] == "prefill against decode"]
+    (pair,) = [pair for pair in report["itself"] if pair["varies"] == "prefill against decode"]
     assert pair["samples"] == 4
     assert pair["log_probs"]["max"] > 1e-3
     assert not any("spread" in line or "single" in line for line in report["findings"])
@@ -198,8 +198,8 @@ async def test_a_sample_without_a_seed_is_prefilled_and_not_generated(tmp_path: 
     samples[2]["seed"] = None
     report = await audited(tmp_path, samples)
     assert report["not_generated"] == {"without a seed": 1}
-    for name, each in passes(report).items():
-        assert each["samples"] == (4 if name.startswith("prefill") else 3)
+    for name, figures in passes(report).items():
+        assert figures["samples"] == (4 if name.startswith("prefill") else 3)
     assert {pair["samples"] for pair in report["itself"]} == {4, 3}
     assert report["findings"][0].startswith("no differences beyond rounding")
 
@@ -248,12 +248,15 @@ async def test_nothing_but_a_flush_that_was_asked_for_changes_the_server(
 async def test_figures_are_given_by_part_of_the_responses(tmp_path: Path) -> None:
     parts = (await audited(tmp_path, lines(4)))["parts"]
     assert list(parts["position"]) == ["0", "1 to 15", "16 to 63"]
-    assert {name: each["tokens"] for name, each in parts["chunk"].items()} == {
+    assert {name: figures["tokens"] for name, figures in parts["chunk"].items()} == {
         "first chunk": 80,
         "later chunks: first token": 4,
         "later chunks: other tokens": 76,
     }
-    assert {name: each["tokens"] for name, each in parts["engine"].items()} == {"e0": 80, "e1": 80}
+    assert {name: figures["tokens"] for name, figures in parts["engine"].items()} == {
+        "e0": 80,
+        "e1": 80,
+    }
     assert list(parts["weight version"]) == ["v1"]
     assert list(parts["drafts"]) == ["not drafted"]
 

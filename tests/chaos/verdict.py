@@ -38,10 +38,10 @@ def judge(undisturbed: Rolled, long: Rolled, chaotic: Chaotic) -> Verdict:
     lost = len(ledger.lost_chunks)
     if lost != found["lost_chunks"]:
         problems.append(f"{lost} lost chunks, and {found['lost_chunks']} in the report")
-    again = sum(each.budget for each in ledger.lost_chunks)
+    again = sum(chunk.budget for chunk in ledger.lost_chunks)
     if found["wasted_tokens"] > again:
         problems.append(f"{found['wasted_tokens']} wasted tokens, of at most {again}")
-    kept = sum(each["response_tokens"] for each in found["engines"]) - found["response_tokens"]
+    kept = sum(engine["response_tokens"] for engine in found["engines"]) - found["response_tokens"]
     if not 0 <= kept <= lost * CHUNK_TOKENS:
         problems.append(f"{kept} returned tokens are in no sample")
     if found["failed_requests"]:

@@ -42,7 +42,7 @@ class Audited(NamedTuple):
 
     @property
     def passes(self) -> dict[str, dict[str, Any]]:
-        return {each["name"]: each for each in self.report["passes"]}
+        return {figures["name"]: figures for figures in self.report["passes"]}
 
     @property
     def findings(self) -> str:
@@ -109,10 +109,10 @@ async def test_own_samples_are_computed_again_to_the_token(
     found = audit(engines[0], tmp_path, lines, "--set", f"temperature={temperature}", *limits)
     assert found.status == 0, found.output
     assert len(found.passes) == 6
-    for name, each in found.passes.items():
-        assert each["samples"] == PROMPTS * N
-        assert each["log_probs"]["tokens"] == each["tokens"]
-        assert ("warm" in name) == (each["cached_tokens"] > 0)
+    for name, figures in found.passes.items():
+        assert figures["samples"] == PROMPTS * N
+        assert figures["log_probs"]["tokens"] == figures["tokens"]
+        assert ("warm" in name) == (figures["cached_tokens"] > 0)
     assert found.report["weights"]["same_digest"] is True
     assert found.findings.startswith("no differences beyond rounding")
     assert set(found.report["parts"]["chunk"]) == {
@@ -132,7 +132,7 @@ async def test_altered_records_are_named(engines: list[str], tmp_path: Path) -> 
     found = audit(engines[0], tmp_path, token, "--fail", "changed=0")
     assert found.status == 1
     assert f"a changed record: {name}, token 100" in found.findings
-    assert all(each.get("changed") == 1 for each in found.report["passes"][2:])
+    assert all(figures.get("changed") == 1 for figures in found.report["passes"][2:])
 
     shifted = copy.deepcopy(lines)
     shifted[at]["rollout_log_probs"][60] -= 1e-3

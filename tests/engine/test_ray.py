@@ -43,7 +43,7 @@ def on(cluster: Nodes, count: int, model: Path, starts: Path) -> dict[str, Any]:
 def families(pids: Iterable[int]) -> list[psutil.Process]:
     """Returns processes and their children."""
     roots = [psutil.Process(pid) for pid in pids]
-    found = [each for root in roots for each in (root, *root.children(recursive=True))]
+    found = [process for root in roots for process in (root, *root.children(recursive=True))]
     assert len(found) == 2 * len(roots)
     return found
 
@@ -135,7 +135,7 @@ async def test_an_engine_without_room_joins_later_and_a_lost_node_is_a_lost_engi
     async with rolling(on(cluster, 3, model, starts), tmp_path, PLACING) as rollout:
         driver, engines = rollout.driver, rollout.fleet.engines
         (late,) = names(log_lines, "is started later", NO_ROOM)
-        states = {each.engine_id: each.state for each in driver.states()}
+        states = {engine.engine_id: engine.state for engine in driver.states()}
         assert states.pop(late) in (State.DEAD, State.STARTING)
         assert set(states.values()) == {State.HEALTHY}
         servers = {
@@ -149,7 +149,7 @@ async def test_an_engine_without_room_joins_later_and_a_lost_node_is_a_lost_engi
         await asyncio.to_thread(cluster.kill, 1)
         check(await running)
         report = rollout.report()
-        (lost,) = (each["engine_id"] for each in report["engines"] if each["lost_chunks"])
+        (lost,) = (engine["engine_id"] for engine in report["engines"] if engine["lost_chunks"])
         await until(lambda: not any_runs(servers[lost]))
         await until(lambda: bool(names(log_lines, "left the cluster")))
         assert names(log_lines, "left the cluster") == [lost]
@@ -158,7 +158,7 @@ async def test_an_engine_without_room_joins_later_and_a_lost_node_is_a_lost_engi
         await asyncio.to_thread(lambda: [cluster.add() for _ in range(2)])
         await until(lambda: driver.available(late) and driver.available(lost))
         check(await all_groups(rollout))
-        served = {each["engine_id"]: each["chunks"] for each in rollout.report()["engines"]}
+        served = {engine["engine_id"]: engine["chunks"] for engine in rollout.report()["engines"]}
         assert len(served) == 3
         assert min(served.values()) > 0
-        assert [each.server.starts for each in engines].count(1) == 2
+        assert [engine.server.starts for engine in engines].count(1) == 2

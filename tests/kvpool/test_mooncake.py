@@ -82,19 +82,21 @@ async def test_master_and_stores_listen_on_loopback_only_and_end_with_the_block(
     async with opened(tmp_path, stores=2) as pool:
         assert pool.lines == [f"KV pool: Mooncake master at {pool.address}, 2 x 16mb"]
         (master,) = nodes("mooncake_master")
-        assert pool.address in {f"{each.ip}:{each.port}" for each in listeners([master])}
+        assert pool.address in {
+            f"{listener.ip}:{listener.port}" for listener in listeners([master])
+        }
         assert await has_memory(pool.address, tmp_path)
         by_process = {store: listeners([store]) for store in nodes("store")}
         assert [len(ports) >= 2 for ports in by_process.values()] == [True, True]
         for ports in (listeners([master]), *by_process.values()):
-            assert [each for each in ports if not each.on_loopback] == []
+            assert [listener for listener in ports if not listener.on_loopback] == []
 
 
 async def test_ports_that_are_to_be_open_are_and_a_warning_is_logged(tmp_path: Path) -> None:
     async with opened(tmp_path, open_ports=True) as pool:
         assert pool.lines[0] == mooncake.OPEN_PORTS
         (store,) = nodes("store")
-        assert not all(each.on_loopback for each in listeners([store]))
+        assert not all(listener.on_loopback for listener in listeners([store]))
 
 
 async def test_a_kernel_that_cannot_keep_ports_on_loopback_is_said_to_be_one(
@@ -135,7 +137,7 @@ async def test_a_killed_store_is_restarted_and_the_others_go_on(tmp_path: Path) 
         assert {process for process in before if lives(process)} == before - {victim}
         (again,) = nodes("store") - before
         assert len(listeners([again])) >= 2
-        assert all(each.on_loopback for each in listeners([again]))
+        assert all(listener.on_loopback for listener in listeners([again]))
 
 
 @pytest.mark.parametrize("kind", ["master", "mooncake_master"])

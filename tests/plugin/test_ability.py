@@ -23,7 +23,7 @@ from seer_sgl.processes import loopback
 from .stand_ins import replace_module
 
 ALL = Plugin(on_cpu=True).abilities
-NAMES = [each.name for each in ALL]
+NAMES = [ability.name for ability in ALL]
 # Files that serve all abilities, or that run outside of SGLang's schedulers.
 SHARED = {
     "__init__",
@@ -155,7 +155,7 @@ def test_an_ability_is_off_with_the_one_that_it_needs() -> None:
     names = {"digest": [], "pool": ["digest"], "pages": ["pool"], "stops": []}
     some = [Ability(name, [], "It ends.", after) for name, after in names.items()]
     lacks = {"digest": ["a hook", "a name"], "pages": ["a member"]}
-    assert switched_off(some, lambda each: iter(lacks.get(each.name, []))) == {
+    assert switched_off(some, lambda ability: iter(lacks.get(ability.name, []))) == {
         "digest": "a hook (and 1 more)",
         "pool": "it needs digest, which is off",
         "pages": "a member (and 1 more)",
@@ -163,7 +163,7 @@ def test_an_ability_is_off_with_the_one_that_it_needs() -> None:
 
 
 def test_every_file_of_the_plugin_belongs_to_an_ability() -> None:
-    owned = {file for each in ALL for file in each.files()}
+    owned = {file for ability in ALL for file in ability.files()}
     shared = {file for name in SHARED for file in files(name)}
     assert owned | shared == set(PLUGIN.rglob("*.py"))
     assert not owned & shared
@@ -177,7 +177,7 @@ def test_every_member_of_sglangs_objects_is_needed_by_a_file() -> None:
 
 def test_an_ability_needs_what_its_files_use_and_no_more() -> None:
     def used(name: str) -> set[str]:
-        [one] = [each for each in ALL if each.name == name]
+        [one] = [ability for ability in ALL if ability.name == name]
         return {member for file in one.files() for member, _ in needs_of(file).members}
 
     assert {"extra_key", "skip_radix_cache_insert", "waiting_queue"} <= used("digest")
@@ -208,15 +208,21 @@ def test_the_hooks_of_an_ability_that_is_off_are_not_applied_and_the_others_are(
     loaded = Plugin(on_cpu=True)
     loaded.register()
     assert loaded.off[name] == "the last hook"
-    assert set(loaded.off) - {name} == {each.name for each in ALL if name in each.after}
+    assert set(loaded.off) - {name} == {ability.name for ability in ALL if name in ability.after}
     expected = [
-        one.target for each in loaded.abilities if each.name not in loaded.off for one in each.hooks
+        one.target
+        for ability in loaded.abilities
+        if ability.name not in loaded.off
+        for one in ability.hooks
     ]
     if "drafts" not in loaded.off:
         expected.append("the algorithm")
     assert registry == expected
     assert loaded.hooks == [
-        one for each in loaded.abilities if each.name not in loaded.off for one in each.hooks
+        one
+        for ability in loaded.abilities
+        if ability.name not in loaded.off
+        for one in ability.hooks
     ]
 
 
@@ -224,7 +230,7 @@ def test_all_hooks_are_applied_where_sglang_has_everything(registry: list[str]) 
     loaded = Plugin(on_cpu=True)
     loaded.register()
     assert loaded.off == {}
-    assert len(registry) == sum(len(each.hooks) for each in ALL) + 1
+    assert len(registry) == sum(len(ability.hooks) for ability in ALL) + 1
 
 
 def test_a_child_process_takes_over_what_its_parent_found(
@@ -257,7 +263,7 @@ def test_the_first_process_looks_at_the_sources_and_hands_on_what_it_found(
     plugins.load()
     loaded = plugins.current()
     assert loaded is not None
-    assert set(loaded.off) == {each.name for each in Plugin(on_cpu=False).abilities}
+    assert set(loaded.off) == {ability.name for ability in Plugin(on_cpu=False).abilities}
     assert json.loads(os.environ[contract.OFF]) == loaded.off
     assert registry == []
     assert loaded.off["counters"].startswith("SGLang 0.0.1: hook run_batch is gone with sglang.srt")

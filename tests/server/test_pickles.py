@@ -72,11 +72,11 @@ def test_no_name_is_allowed_that_sglang_refuses() -> None:
     source = Path(spec.submodule_search_locations[0]) / "srt/utils/common.py"
     tree = ast.parse(source.read_text())
     (found,) = (
-        each.value
-        for each in ast.walk(tree)
-        if isinstance(each, ast.Assign)
-        and isinstance(each.targets[0], ast.Name)
-        and each.targets[0].id == "ALLOWED_GLOBALS"
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id == "ALLOWED_GLOBALS"
     )
     sglang = ast.literal_eval(found)
     ours = {(module, name) for module, names in ALLOWED.items() for name in names}

@@ -59,7 +59,7 @@ def test_all_orders_are_compared_on_the_same_tokens(what_if: WhatIf) -> None:
             assert row["wall_s"] >= found["bound_s"]
     assert (found["lengths"]["groups"], found["lengths"]["responses"]) == (12, 48)
     assert sum(found["lengths"]["bins"]) == 48
-    assert [each["source"] for each in found["draws"]] == [
+    assert [drawn["source"] for drawn in found["draws"]] == [
         "samples.jsonl",
         "groups drawn again, seed 1",
     ]
@@ -76,8 +76,8 @@ def test_short_even_lengths_are_answered_with_no(what_if: WhatIf) -> None:
     options = "even.csv", "--engines", "2", "--draws", "0"
     found = answer(what_if, *options)
     assert found["advice"]["answer"] == "no"
-    assert [each["value"] for each in found["chunks_tried"]] == [128, 64]
-    assert [each["value"] for each in found["concurrency_tried"]] == [16, 32]
+    assert [tried["value"] for tried in found["chunks_tried"]] == [128, 64]
+    assert [tried["value"] for tried in found["concurrency_tried"]] == [16, 32]
     page = what_if(*options)
     assert page.out.startswith("Do not bother: order and division bring nothing here.\n")
     assert "Prompts whose length is not in the file: 8, with 64 tokens each." in page.out
@@ -96,7 +96,7 @@ def test_uneven_lengths_on_engines_with_little_room_are_answered_with_yes(what_i
 def test_several_traces_are_several_draws(what_if: WhatIf) -> None:
     found = answer(what_if, "even.csv", "samples.jsonl", *SMALL, *CHOSEN)
     assert found["trace"] == "samples.jsonl"
-    assert [each["source"] for each in found["draws"]] == ["samples.jsonl", "even.csv"]
+    assert [drawn["source"] for drawn in found["draws"]] == ["samples.jsonl", "even.csv"]
 
 
 @pytest.mark.parametrize(

@@ -65,14 +65,14 @@ class Ahead:
         progress and have no responses.
         """
         drawn, self._drawn = self._drawn, []
-        new = [each for each in drawn if each.place is None]
+        new = [prompt for prompt in drawn if prompt.place is None]
         while len(self._reserve) < self._most and (found := self._next()) is not None:
             self._reserve.append(found)
             new.append(found)
-        for each in new:
-            each.place = len(self._placed)
-            self._placed.append(each)
-        return drawn, [each for each in new if each.responses is None]
+        for prompt in new:
+            prompt.place = len(self._placed)
+            self._placed.append(prompt)
+        return drawn, [prompt for prompt in new if prompt.responses is None]
 
     def left_over(self, left: Mapping[int, Responses | None]) -> list[Prompt]:
         """Returns the prompts that the batch did not use; their places are None again.
@@ -81,9 +81,9 @@ class Ahead:
         were ready.
         """
         placed = [
-            replace(each, place=None, responses=each.responses or left.get(each.place or 0))
-            for each in self._placed
-            if each.place in left or (each in self._reserve and each.responses is not None)
+            replace(prompt, place=None, responses=prompt.responses or left.get(prompt.place or 0))
+            for prompt in self._placed
+            if prompt.place in left or (prompt in self._reserve and prompt.responses is not None)
         ]
         return [*placed, *self._first]
 
@@ -93,7 +93,7 @@ class Ahead:
             if columns is None:
                 return None
             _, *columns = columns
-            self._first.extend(Prompt(*each) for each in zip(*columns, strict=True))
+            self._first.extend(Prompt(*row) for row in zip(*columns, strict=True))
         return self._first.popleft()
 
 
@@ -104,10 +104,10 @@ def reserve_of(prompts: int, over_sampling: float) -> int:
 
 def places_of(prompts: Iterable[Prompt]) -> list[int]:
     """Returns the places of prompts that are in progress."""
-    return [each.place for each in prompts if each.place is not None]
+    return [prompt.place for prompt in prompts if prompt.place is not None]
 
 
 def columns_of(prompts: Sequence[Prompt]) -> Columns:
     """Returns prompts as OpenRLHF passes them on: prompts, labels, images."""
-    texts = [each.prompt for each in prompts]
-    return texts, [each.label for each in prompts], [each.image for each in prompts]
+    texts = [prompt.prompt for prompt in prompts]
+    return texts, [prompt.label for prompt in prompts], [prompt.image for prompt in prompts]

@@ -47,10 +47,10 @@ class Check:
         return found
 
     def _other_versions(self, step: int, engines: Sequence[str]) -> Iterator[str]:
-        for each in self._calls.workers():
-            version = each["metadata"]["weight_version"]
-            if each["id"] in engines and version != str(step):
-                yield f"engine {each['id']}: its weights have the version {version}"
+        for worker in self._calls.workers():
+            version = worker["metadata"]["weight_version"]
+            if worker["id"] in engines and version != str(step):
+                yield f"engine {worker['id']}: its weights have the version {version}"
 
     def _other_checksums(self) -> Iterator[str]:
         """Yields what differs between engines. SGLang computes checksums on CUDA only."""

@@ -35,12 +35,12 @@ def compared(original: Any) -> Any:
         steps += 1
         found: dict[str, list[float]] = {"current": [], "older": []}
         experiences = original(self, samples)
-        for each in experiences:
-            differences = (each.rollout_log_probs - each.action_log_probs).float()
-            for row, mask in enumerate(each.action_mask.bool()):
+        for experience in experiences:
+            differences = (experience.rollout_log_probs - experience.action_log_probs).float()
+            for row, mask in enumerate(experience.action_mask.bool()):
                 values = differences[row][mask].tolist()
-                newest = int(each.info["seer_newest_tokens"][row])
-                if int(each.info["seer_newest_version"][row]) != steps - 1:
+                newest = int(experience.info["seer_newest_tokens"][row])
+                if int(experience.info["seer_newest_version"][row]) != steps - 1:
                     newest = 0
                 older = len(values) - newest
                 found["older"] += values[:older]

@@ -63,7 +63,7 @@ class Faulted(Training):
     def front(self) -> psutil.Process:
         """Returns the process of the front."""
         family = psutil.Process(self.process.pid).children(recursive=True)
-        (found,) = [each for each in family if "SeerFront" in "".join(each.cmdline()[:1])]
+        (found,) = [process for process in family if "SeerFront" in "".join(process.cmdline()[:1])]
         return found
 
     def outcome(self) -> tuple[int, list[str]]:
@@ -92,11 +92,14 @@ def training(folder: Path, mode: str, *arguments: str, **variables: str) -> Iter
         assert run.process.poll() is not None
         if "RAY_ADDRESS" not in variables:
             family = set(psutil.Process().children(recursive=True))
-            assert not {each for each in family if each.status() != psutil.STATUS_ZOMBIE} - before
+            assert (
+                not {process for process in family if process.status() != psutil.STATUS_ZOMBIE}
+                - before
+            )
     finally:
         if run.process.poll() is None:
-            for each in psutil.Process(run.process.pid).children(recursive=True):
-                each.kill()
+            for process in psutil.Process(run.process.pid).children(recursive=True):
+                process.kill()
             run.process.kill()
 
 
@@ -169,10 +172,10 @@ def test_a_ray_that_runs_already_is_used_and_left_running(tmp_path: Path) -> Non
         with training(tmp_path, "ready", RAY_ADDRESS=address) as run:
             status, lines = run.outcome()
         family = psutil.Process(ray.pid).children(recursive=True)
-        names = {each: name_of(each) for each in family}
+        names = {process: name_of(process) for process in family}
         assert "raylet" in names.values()
         actors = ("ray::SeerFront", "ray::Trainer")
-        psutil.wait_procs([each for each, name in names.items() if name.startswith(actors)])
+        psutil.wait_procs([process for process, name in names.items() if name.startswith(actors)])
     finally:
         ray.communicate()  # the end of its input ends it
     assert (status, f"{PROMPTS * SAMPLES} samples" in lines) == (0, True), "\n".join(lines)

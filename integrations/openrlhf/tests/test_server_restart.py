@@ -34,7 +34,7 @@ import reward
 
 def reward_func(queries, prompts, labels):
     with open({log!r}, "a") as log:
-        log.writelines(json.dumps(each) + "\\n" for each in prompts)
+        log.writelines(json.dumps(prompt) + "\\n" for prompt in prompts)
     return reward.reward_func(queries, prompts, labels)
 """
 
@@ -46,11 +46,11 @@ def wait_for_batch(url: str, training: Training) -> Json:
         assert training.process.poll() is None, training.output[-3000:]
         with opener.open(f"{url}/rollouts") as answer:
             rollouts = json.load(answer)["rollouts"]
-        for each in rollouts:
-            samples = each["samples"]
-            if each["rollout_id"].endswith(f"-{KILLED_IN - 1}.1") and samples["finished"] >= 4:
-                assert samples["finished"] < samples["total"], each
-                found: Json = each
+        for rollout in rollouts:
+            samples = rollout["samples"]
+            if rollout["rollout_id"].endswith(f"-{KILLED_IN - 1}.1") and samples["finished"] >= 4:
+                assert samples["finished"] < samples["total"], rollout
+                found: Json = rollout
                 return found
         time.sleep(0.02)
 
@@ -58,11 +58,11 @@ def wait_for_batch(url: str, training: Training) -> Json:
 def kill_server(url: str) -> None:
     """Kills the server that listens at `url`, and nothing else."""
     port = url.rpartition(":")[2]
-    for each in psutil.Process().children(recursive=True):
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            words = each.cmdline()
+            words = process.cmdline()
             if "serve" in words and port in words:
-                return each.kill()
+                return process.kill()
     raise AssertionError(f"no server at {url}")
 
 
