@@ -11,9 +11,9 @@ from seer_sgl.backend.pausing import PauseMode
 from seer_sgl.backend.state import ranks_of
 from seer_sgl.backend.weights import TENSOR
 from seer_sgl.server.errors import BadRequest, Failed
+from seer_sgl.server.prefixes import EVERY, Prefixes
 from seer_sgl.server.service import Service
 
-from ..prefixes import EVERY, Prefixes
 from .answers import Answer, combined, updated
 from .bodies import field, group_name, read_fields, read_group, read_update
 from .checksums import compared

@@ -10,10 +10,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from seer_sgl.admission.sglang_fields import SamplingFields
-
-from ..decode import decode_fields
-from ..generate_body import GenerateRequest, misread, require_neutral
-from ..passthrough.reasons import NotDivisible
+from seer_sgl.server.decode import decode_fields
+from seer_sgl.server.generate_body import GenerateRequest, misread, require_neutral
+from seer_sgl.server.passthrough.reasons import NotDivisible
 
 Json = dict[str, Any]
 T = TypeVar("T", bound="OpenAIBody")

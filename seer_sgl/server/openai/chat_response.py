@@ -6,7 +6,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from ..calls import Call
+from seer_sgl.server.calls import Call
+
 from .bodies import ChatBody
 from .engines import Facts
 from .parts import OpenAIResponse, TokenBytes, chat_logprobs, ending, usage

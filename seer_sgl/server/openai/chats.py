@@ -8,14 +8,14 @@ from typing import Any
 from aiohttp import web
 
 from seer_sgl.driver.tokenizer import Tokenizer
+from seer_sgl.server.generate import SESSION_HEADER, reader, replies_of
+from seer_sgl.server.json import json_response
+from seer_sgl.server.passthrough.openai import send_openai
+from seer_sgl.server.passthrough.reasons import NotDivisible
+from seer_sgl.server.passthrough.send import OWN
+from seer_sgl.server.service import Service
+from seer_sgl.server.streams import finished
 
-from ..generate import SESSION_HEADER, reader, replies_of
-from ..json import json_response
-from ..passthrough.openai import send_openai
-from ..passthrough.reasons import NotDivisible
-from ..passthrough.send import OWN
-from ..service import Service
-from ..streams import finished
 from .bodies import DEFAULTS, ChatBody, read_openai
 from .chat_response import ChatResponse
 from .engines import Engines, Facts

@@ -6,14 +6,15 @@ from typing import Any
 from aiohttp import web
 from typing_extensions import override
 
-from ..calls import Call
-from ..generate import SESSION_HEADER, reader, replies_of
-from ..generate_body import CallBatch
-from ..json import json_response
-from ..passthrough.openai import send_openai
-from ..passthrough.reasons import NotDivisible
-from ..service import Service
-from ..streams import finished
+from seer_sgl.server.calls import Call
+from seer_sgl.server.generate import SESSION_HEADER, reader, replies_of
+from seer_sgl.server.generate_body import CallBatch
+from seer_sgl.server.json import json_response
+from seer_sgl.server.passthrough.openai import send_openai
+from seer_sgl.server.passthrough.reasons import NotDivisible
+from seer_sgl.server.service import Service
+from seer_sgl.server.streams import finished
+
 from .bodies import CompletionBody, read_openai
 from .engines import Engines, Facts
 from .events import stream_events

@@ -11,10 +11,10 @@ import msgspec
 from seer_sgl.engine.answers import EngineAnswer, ask
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineError
+from seer_sgl.server.decode import decode_fields
+from seer_sgl.server.errors import Unavailable
+from seer_sgl.server.service import Service
 
-from ..decode import decode_fields
-from ..errors import Unavailable
-from ..service import Service
 from .defaults import sampling_defaults
 
 PROBE = [{"role": "user", "content": "x"}]  # a chat that every template renders

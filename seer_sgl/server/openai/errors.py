@@ -7,8 +7,8 @@ from typing import Any
 
 from aiohttp import web
 
-from ..errors import HttpError, http_error, public
-from ..json import refusal
+from seer_sgl.server.errors import HttpError, http_error, public
+from seer_sgl.server.json import refusal
 
 logger = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -6,10 +6,11 @@ from typing import Any
 
 from aiohttp import web
 
-from ..calls import Answer
-from ..json import END, EVENTS, event_of
-from ..meta_info import Reply
-from ..streams import as_they_come, streaming
+from seer_sgl.server.calls import Answer
+from seer_sgl.server.json import END, EVENTS, event_of
+from seer_sgl.server.meta_info import Reply
+from seer_sgl.server.streams import as_they_come, streaming
+
 from .errors import error_object
 from .parts import OpenAIResponse
 

@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from ..calls import Call
+from seer_sgl.server.calls import Call
+
 from .bodies import OpenAIBody
 from .engines import Facts
 

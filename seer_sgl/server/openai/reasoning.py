@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from seer_sgl.driver.tokenizer import Tokenizer
+from seer_sgl.server.errors import HttpError
+from seer_sgl.server.passthrough.reasons import NotDivisible
 
-from ..errors import HttpError
-from ..passthrough.reasons import NotDivisible
 from .bodies import ChatBody
 from .engines import Engines, Facts
 

@@ -2,8 +2,9 @@
 
 from aiohttp import web
 
-from ..passthrough.other_paths import add_other_paths
-from ..service import Service
+from seer_sgl.server.passthrough.other_paths import add_other_paths
+from seer_sgl.server.service import Service
+
 from .chats import Chats
 from .completions import Completions
 from .engines import Engines

@@ -12,12 +12,12 @@ from seer_sgl.admission.sglang_crashes import crashing
 from seer_sgl.admission.sglang_fields import DROPPED, GenerateFields
 from seer_sgl.engine_types import EngineInfo
 from seer_sgl.rollout.images import ImageReader
+from seer_sgl.server.decode import decode, decode_fields
+from seer_sgl.server.errors import BadRequest
+from seer_sgl.server.generate_body import DEFAULT_NEW_TOKENS
+from seer_sgl.server.json import dumps
+from seer_sgl.server.prompt_texts import PromptTexts
 
-from ..decode import decode, decode_fields
-from ..errors import BadRequest
-from ..generate_body import DEFAULT_NEW_TOKENS
-from ..json import dumps
-from ..prompt_texts import PromptTexts
 from .media import number_of, read_images, require_inline
 
 

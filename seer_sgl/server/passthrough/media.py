@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from seer_sgl.rollout.images import ADDRESS, FILE, MOST_OF_BODY, ImageReader, shown
-
-from ..errors import BadRequest
+from seer_sgl.server.errors import BadRequest
 
 # SGLang's forms of an image that is processed already (`_get_preprocessed_input_format`).
 PROCESSED = ("processor_output", "precomputed_embedding")

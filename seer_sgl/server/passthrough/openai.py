@@ -12,12 +12,12 @@ from seer_sgl.admission.sglang_crashes import crashing
 from seer_sgl.admission.sglang_fields import INTERNAL, GenerateFields, SamplingFields
 from seer_sgl.rollout.images import ImageReader
 from seer_sgl.rollout.message_parts import with_data_urls
+from seer_sgl.server.decode import decode, decode_fields
+from seer_sgl.server.errors import BadRequest
+from seer_sgl.server.generate_body import require_few
+from seer_sgl.server.json import dumps
+from seer_sgl.server.service import THREAD_BYTES, Service
 
-from ..decode import decode, decode_fields
-from ..errors import BadRequest
-from ..generate_body import require_few
-from ..json import dumps
-from ..service import THREAD_BYTES, Service
 from .body import names_of
 from .media import require_inline
 

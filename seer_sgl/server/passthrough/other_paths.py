@@ -11,14 +11,14 @@ from seer_sgl.admission.sampling import invalid
 from seer_sgl.config import plain
 from seer_sgl.engine.answers import EngineAnswer, ask
 from seer_sgl.errors import EngineError
+from seer_sgl.server.decode import decode, decode_fields
+from seer_sgl.server.errors import BadRequest, Unavailable
+from seer_sgl.server.json import dumps
+from seer_sgl.server.openai.engines import Engines
+from seer_sgl.server.openai.errors import with_errors
+from seer_sgl.server.service import Service
 from seer_sgl.types import Sampling
 
-from ..decode import decode, decode_fields
-from ..errors import BadRequest, Unavailable
-from ..json import dumps
-from ..openai.engines import Engines
-from ..openai.errors import with_errors
-from ..service import Service
 from .body import passthrough_body
 from .media import require_no_reference
 from .openai import refuse_crashing, tokens_of

@@ -13,10 +13,9 @@ from aiohttp import web
 from seer_sgl.engine.answers import ask
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineDied, EngineUnavailable
-
-from ..explain import MOST_BYTES, explained
-from ..json import dumps
-from ..prefixes import Prefixes
+from seer_sgl.server.explain import MOST_BYTES, explained
+from seer_sgl.server.json import dumps
+from seer_sgl.server.prefixes import Prefixes
 
 logger = logging.getLogger(__name__)
 COPIED = ("Content-Type", "Retry-After")
