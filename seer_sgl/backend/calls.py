@@ -92,12 +92,12 @@ async def until_idle(engine: HttpEngine, timing: Timing, *, pause: str | None) -
         if pause == "in_place" or time.monotonic() >= deadline:
             return reply
         if pause == "retract":
-            await _go_on_briefly(engine, timing.quick_call_s)
+            await _continue_briefly(engine, timing.quick_call_s)
         else:
             await asyncio.sleep(IDLE_POLL_S)
 
 
-async def _go_on_briefly(engine: HttpEngine, within_s: float) -> None:
+async def _continue_briefly(engine: HttpEngine, within_s: float) -> None:
     """Ends an engine's pause for a moment, before its weights change.
 
     A paused scheduler does not look whether its transfers between device, host and store have

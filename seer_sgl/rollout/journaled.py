@@ -167,7 +167,7 @@ class RolloutJournal:
         logger.info("%s", self._summary(groups))
         if self.stored.header.pool not in (None, now.pool):
             logger.info("%s: the KV pool is another one, so KV is computed again", self.name)
-        file = self._folder.go_on(self.stored.tail)
+        file = self._folder.resume(self.stored.tail)
         writer = BlockWriter(file, self.stored.tail, self.name)
         writer.append(encode(Resumed(run=self.stored.runs, at=start.elapsed_s)))
         self._journal = Journal(writer, started_at)

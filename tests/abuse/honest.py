@@ -51,7 +51,7 @@ class Answer(NamedTuple):
 
 
 class Tally(msgspec.Struct):
-    """What became of the honest requests. `lost`, `different`: a line for each."""
+    """The results of the honest requests. `lost`, `different`: a line for each."""
 
     answered: int = 0
     tokens: int = 0

@@ -38,7 +38,7 @@ def check(reply: Any, fakes: Fakes, *versions: str) -> None:
     assert [span["version"] for span in reply["meta_info"]["weight_versions"]] == [*versions]
 
 
-async def test_what_was_running_goes_on_after_an_update_with_its_spans(
+async def test_what_was_running_continues_after_an_update_with_its_spans(
     trainer: Trainer, it: Served, fakes: Fakes
 ) -> None:
     running = generating(it)
@@ -210,7 +210,7 @@ async def test_what_cannot_be_done_says_why_and_changes_nothing(it: Served, fake
     assert not any(path.startswith("/update_weights") for fake in fakes for path in fake.paths())
 
 
-async def test_a_call_goes_on_when_its_caller_is_cancelled(it: Served, fakes: Fakes) -> None:
+async def test_a_call_continues_when_its_caller_is_cancelled(it: Served, fakes: Fakes) -> None:
     backend = it.service.backend
     update, held = await under_way(backend.update_weights(WeightUpdate.from_disk("new")), *fakes)
     drain = asyncio.ensure_future(backend.drain("e1"))

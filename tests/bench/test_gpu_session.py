@@ -123,7 +123,7 @@ def test_where_there_are_several_gpus_each_engine_has_its_own() -> None:
             assert ("base-gpu-id" in text) == shared
 
 
-def test_a_later_call_goes_on_after_the_parts_that_were_begun() -> None:
+def test_a_later_call_continues_after_the_parts_that_were_begun() -> None:
     every = [VERSION, FAILS, HANGS]
     assert waiting(every, {}, []) == every
     assert waiting(every, {"version": {}, "fails": {"status": 1}}, []) == [HANGS]

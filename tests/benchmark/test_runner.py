@@ -85,7 +85,7 @@ async def test_servers_are_warm_and_lengths_known_before_anything_is_measured(
     assert truth == '{"group_id":"g","index":0,"response_length":7}\n'
 
 
-async def test_an_arm_that_fails_is_left_out_and_the_others_go_on(
+async def test_an_arm_that_fails_is_left_out_and_the_others_continue(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level("INFO", "seer_sgl")

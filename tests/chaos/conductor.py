@@ -1,4 +1,4 @@
-"""Starts the faults of a plan when they are due, and records what became of each."""
+"""Starts the faults of a plan when they are due, and records the outcome of each."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ Tell = Callable[[str], None]
 
 
 class Happened(msgspec.Struct):
-    """What became of a fault. `evidence`: what shows it; `problem`: why it did not happen."""
+    """The outcome of a fault. `evidence`: what shows it; `problem`: why it did not happen."""
 
     fault: Fault
     evidence: str = ""

@@ -60,7 +60,7 @@ def test_what_others_decoded_goes_into_the_index() -> None:
     engine.check()
 
 
-def test_a_call_goes_on_where_the_last_one_ended() -> None:
+def test_a_call_continues_where_the_last_one_ended() -> None:
     engine = Engine()
     slot = engine.replica.begin("g", 3, PROMPT, [])
     engine.decode(slot, 5, 6)

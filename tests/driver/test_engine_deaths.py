@@ -98,7 +98,7 @@ async def test_a_request_that_kills_late_comes_back_with_its_tokens_and_kills_th
 
 
 @pytest.mark.parametrize("on_failure", ["group", "sample"])
-async def test_siblings_of_a_request_that_was_given_up_go_on_only_if_they_should(
+async def test_siblings_of_a_request_that_was_given_up_continue_only_if_they_should(
     on_failure: str,
 ) -> None:
 

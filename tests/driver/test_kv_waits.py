@@ -1,4 +1,4 @@
-"""Chunks that wait for KV in an engine's queue: when it is too long, and what becomes of them."""
+"""Chunks that wait for KV in an engine's queue: when it is too long, and where they move."""
 
 import asyncio
 import logging

@@ -115,9 +115,9 @@ def test_a_stop_that_only_a_cut_character_shows_does_not_end_the_response() -> N
     assert recheck([first], found).matched == second, "a stop token as well"
 
     recheck = StopRecheck(["\ufffd"], lambda _: 3, text)
-    goes_on = recheck([first], found)
-    assert (goes_on.finish, goes_on.matched) == ("length", None)
-    assert goes_on.ids == found.ids
+    rechecked = recheck([first], found)
+    assert (rechecked.finish, rechecked.matched) == ("length", None)
+    assert rechecked.ids == found.ids
     late = msgspec.structs.replace(
         reply_of([second, *b"abc", second]), finish="stop", matched="\ufffd"
     )

@@ -73,7 +73,7 @@ async def undisturbed(rig: Rig, seed: int) -> list[dict[str, Any]]:
     return lines_of(await rig.undivided(PROMPTS, sampling=LIMIT, rollout=rollout))
 
 
-async def test_a_driver_killed_twice_on_running_engines_goes_on_exactly(
+async def test_a_driver_killed_twice_on_running_engines_continues_exactly(
     rig: Rig, start: Start, tmp_path: Path
 ) -> None:
     expected = await undisturbed(rig, 11)

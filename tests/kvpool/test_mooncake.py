@@ -118,7 +118,7 @@ async def test_nothing_is_left_of_it_when_the_block_fails(tmp_path: Path) -> Non
             raise ZeroDivisionError
 
 
-async def test_a_killed_store_is_restarted_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_a_killed_store_is_restarted_and_the_others_continue(tmp_path: Path) -> None:
     async with opened(tmp_path, stores=2) as pool:
         before = nodes("store") | nodes("master") | nodes("mooncake_master")
         log = tmp_path / "mooncake-store0.log"

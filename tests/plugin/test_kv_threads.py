@@ -44,10 +44,10 @@ def test_a_call_that_is_under_way_is_known_in_its_own_thread() -> None:
 def test_a_thread_that_ends_is_reported_by_name_and_error(monkeypatch: pytest.MonkeyPatch) -> None:
     errors: list[object] = []
     monkeypatch.setattr(threading, "excepthook", errors.append)
-    threads, goes_on = KvThreads(), threading.Event()
+    threads, proceed = KvThreads(), threading.Event()
     own: Any = SimpleNamespace(storage_stop_event=threading.Event())
     for name in ("prefetch", "prefetch_io_aux", "prefetch_sync", "backup"):
-        thread = threading.Thread(target=goes_on.wait)
+        thread = threading.Thread(target=proceed.wait)
         thread.start()
         setattr(own, f"{name}_thread", thread)
     running = own.prefetch_thread
@@ -59,7 +59,7 @@ def test_a_thread_that_ends_is_reported_by_name_and_error(monkeypatch: pytest.Mo
     assert threads.broken(own) == "the KV thread `lookup` ended: OSError('the store is gone')"
     assert len(errors) == 1, "as SGLang would see it"
     own.prefetch_thread = running
-    goes_on.set()
+    proceed.set()
     own.backup_thread.join()
     own.prefetch_sync_thread.join()
     own.prefetch_io_aux_thread.join()

@@ -230,7 +230,7 @@ def watched(device: Device) -> list[int]:
         wanted = three_letters(number, place + count - 1)
         for k in range(int(drafts.counts[row])) if count else ():
             missed = drafts.parents[row, k] == nodes[-1] - 1 and drafts.tokens[row, k] == wanted
-            assert not missed, "the path goes on"
+            assert not missed, "the path continues"
         return count > 0
 
     planner._learn_from = learn_from  # type: ignore[method-assign, assignment]

@@ -311,7 +311,7 @@ def test_weights_that_are_not_all_there_are_nobody_elses_and_not_read(
 
 
 def stash(scheduler: Any, req: Any) -> list[int] | None:
-    """Returns the slots behind which a request goes on after its chunk; None: SGLang's own."""
+    """Returns the slots behind which a request continues after its chunk; None: SGLang's own."""
     stock: list[Any] = []
     scheduler.plugin.stash_chunk(lambda _, req: stock.append(req), scheduler, req)
     assert stock == [req]
@@ -326,7 +326,7 @@ def test_a_chunk_that_may_not_be_cached_is_not_forgotten(scheduler: Any) -> None
         scheduler.update()
     assert stash(scheduler, chunked) == [16, 17, 18]
     assert stash(scheduler, fresh) == []
-    assert stash(scheduler, newer) is None, "SGLang 0.5.23 goes on behind the chunk itself"
+    assert stash(scheduler, newer) is None, "SGLang 0.5.23 continues behind the chunk itself"
 
 
 def test_without_a_pool_requests_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ async def interrupted(it: Fakes, path: Path, groups: int = 2) -> None:
     await rolled(it.config_with(**kept(path)), groups=groups)
 
 
-async def test_an_interrupted_rollout_goes_on_where_it_was(path: Path) -> None:
+async def test_an_interrupted_rollout_continues_where_it_was(path: Path) -> None:
     async with fakes(delay_s=0.005) as it:
         undisturbed, _ = await rolled(it.config)
         await interrupted(it, path)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 LIMIT_S = 4.0
 
 
-async def test_a_stopped_driver_goes_on_with_the_replies_that_came_meanwhile(
+async def test_a_stopped_driver_continues_with_the_replies_that_came_meanwhile(
     tmp_path: Path,
 ) -> None:
     async with fakes(delay_s=0.1, max_running_requests=4) as it:

@@ -268,7 +268,7 @@ async def test_a_function_may_catch_the_failure_of_a_request() -> None:
     assert all(text in ("stop", "length") for text in results["p0"])
 
 
-async def test_a_cancelled_turn_is_aborted_and_the_trajectory_goes_on() -> None:
+async def test_a_cancelled_turn_is_aborted_and_the_trajectory_continues() -> None:
     async def impatient(prompt: Prompt, client: Client) -> Sample:
         del prompt
         with contextlib.suppress(TimeoutError):

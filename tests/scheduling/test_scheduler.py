@@ -133,7 +133,7 @@ def test_a_request_that_is_aborted_whenever_it_begins_again_gives_its_group_up()
     assert "cannot be continued ended (abort) after 40 of 100 tokens" in (why_given_up(group) or "")
 
 
-def test_abort_keeps_the_tokens_and_the_request_goes_on() -> None:
+def test_abort_keeps_the_tokens_and_the_request_continues() -> None:
     scheduler = one_engine()
     group = make_group(n=1, max_response_len=30)
     scheduler.submit(group)

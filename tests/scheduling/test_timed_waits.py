@@ -72,7 +72,7 @@ def parked(
     return group, chunk
 
 
-def test_a_request_that_waits_for_its_kv_lets_others_go_on_and_moves_once_stored(
+def test_a_request_that_waits_for_its_kv_lets_others_continue_and_moves_once_stored(
     scheduler: Scheduler,
 ) -> None:
     assert scheduler.wake_at is None

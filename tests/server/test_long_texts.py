@@ -58,7 +58,7 @@ def test_a_text_without_any_token_is_not_read_whole() -> None:
 
 
 def test_one_very_long_text_is_read_at_a_time_and_others_meanwhile() -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    begun, proceed = threading.Event(), threading.Event()
     reading: list[int] = []
     most: list[int] = []
 
@@ -67,7 +67,7 @@ def test_one_very_long_text_is_read_at_a_time_and_others_meanwhile() -> None:
             reading.append(1)
             most.append(len(reading))
             begun.set()
-            assert go_on.wait(60)
+            assert proceed.wait(60)
             reading.pop()
         return token_array([5])
 
@@ -76,6 +76,6 @@ def test_one_very_long_text_is_read_at_a_time_and_others_meanwhile() -> None:
         long = [threads.submit(texts.ids, "x" * 200 * LONGEST) for _ in range(3)]
         assert begun.wait(60)
         assert texts.ids("short") == token_array([5])
-        go_on.set()
+        proceed.set()
         assert [each.result() for each in long] == [token_array([5])] * 3
     assert max(most) == 1

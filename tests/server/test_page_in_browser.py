@@ -76,7 +76,7 @@ async def test_the_token_is_asked_for_and_sent_in_a_header_only(page: Page) -> N
         await page.until("!document.getElementById('main').hidden")
 
 
-async def test_the_page_goes_on_with_a_server_that_was_restarted(page: Page) -> None:
+async def test_the_page_continues_with_a_server_that_was_restarted(page: Page) -> None:
     server = {"port": free_port()}
     async with served(FakeSGLang(longest=1000), server=server) as it:
         await it.generate(**body(1))

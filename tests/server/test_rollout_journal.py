@@ -62,7 +62,7 @@ def assert_whole(lines: list[dict[str, Any]], fake: FakeSGLang) -> None:
     assert lines[-1]["samples"] == len(GROUPS) * N
 
 
-async def test_a_server_restarted_goes_on_with_a_rollout(tmp_path: Path) -> None:
+async def test_a_server_restarted_continues_with_a_rollout(tmp_path: Path) -> None:
     async with fakes(delay_s=0.01) as it:
         path = tmp_path / "step-1"
         async with server(it, tmp_path) as first:

@@ -81,7 +81,7 @@ def test_equal_settings_give_equal_rollouts() -> None:
     assert list(first.finished_at) == list(second.finished_at)
 
 
-def test_a_simulation_that_cannot_go_on_says_so() -> None:
+def test_a_simulation_that_cannot_continue_says_so() -> None:
     # load_settings would reject it
     config = with_values(SimConfig(), {"engine.kv_tokens": 300})
     with pytest.raises(SimulationError, match="stands still"):

@@ -124,7 +124,7 @@ async def test_a_silent_rollout_without_progress_is_an_error() -> None:
     assert stream.looks == LOOKS + 1, "the first one has nothing to be compared with"
 
 
-async def test_a_silent_rollout_with_progress_goes_on() -> None:
+async def test_a_silent_rollout_with_progress_continues() -> None:
     async def until_looked_at(_: web.Request) -> None:
         await stream.looked_at.wait()
 

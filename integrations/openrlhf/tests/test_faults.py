@@ -134,7 +134,7 @@ def test_a_server_that_is_killed_in_a_rollout_ends_the_training(
 
 
 @MODES
-def test_a_server_that_is_killed_is_restarted_and_the_rollout_goes_on(
+def test_a_server_that_is_killed_is_restarted_and_the_rollout_continues(
     flags: list[str], tmp_path: Path
 ) -> None:
     with training(tmp_path, "mortal", *flags) as run:

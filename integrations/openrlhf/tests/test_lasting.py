@@ -53,7 +53,9 @@ def info(samples: list[Any], name: str) -> set[float]:
 
 @pytest.mark.parametrize("by_sigterm", [False, True])
 @pytest.mark.parametrize("ends_after", [(5,), (0,), (11,), (3, 0, 4)])
-def test_with_a_journal_the_rollout_goes_on(ends_after: tuple[int, ...], by_sigterm: bool) -> None:
+def test_with_a_journal_the_rollout_continues(
+    ends_after: tuple[int, ...], by_sigterm: bool
+) -> None:
     fleet = MortalFleet(*ends_after, by_sigterm=by_sigterm)
     with trained(fleet) as (run, trainer):
         samples = run.batch()

@@ -42,7 +42,9 @@ def kill_after_step(training: Training, step: int) -> None:
     psutil.wait_procs(family)
 
 
-def test_a_training_that_was_killed_goes_on_with_its_own_weights(url: str, tmp_path: Path) -> None:
+def test_a_training_that_was_killed_continues_with_its_own_weights(
+    url: str, tmp_path: Path
+) -> None:
     run = replace(grpo.Run(dataset=tmp_path / "prompts.jsonl", folder=tmp_path), learning_rate=1e-3)
     count = STEPS * run.prompts_per_step
     prompts.write(grpo.PROMPTS / "train.jsonl", run.dataset, count, most_steps=20)

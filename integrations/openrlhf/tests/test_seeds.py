@@ -51,7 +51,7 @@ def test_an_evaluation_does_not_change_later_samples_and_repeats_itself() -> Non
         assert written(run.evaluate()) == first
 
 
-def test_a_resumed_run_goes_on_with_the_seeds_of_its_step() -> None:
+def test_a_resumed_run_continues_with_the_seeds_of_its_step() -> None:
     prompts = [f"{number}" for number in range(12)]
     with sampling(Setup(prompts=prompts)) as run:
         run.batch()

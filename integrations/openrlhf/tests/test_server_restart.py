@@ -94,7 +94,7 @@ def server_elsewhere(config: Path) -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("server", [own_server, server_elsewhere])
-def test_a_training_goes_on_when_its_server_was_killed(
+def test_a_training_continues_when_its_server_was_killed(
     server: Any, config: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rewarded, reward = tmp_path / "rewarded", tmp_path / "logged.py"

@@ -64,7 +64,7 @@ class JournalFolder:
                 raise
         return file, tail
 
-    def go_on(self, tail: Tail) -> io.FileIO:
+    def resume(self, tail: Tail) -> io.FileIO:
         """Returns the file, open for appending at `tail`; what is behind is cut.
 
         Raises JournalError.

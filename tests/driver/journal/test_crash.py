@@ -107,11 +107,11 @@ def test_what_a_power_failure_leaves_behind_the_last_block_is_cut(kept: Supervis
         assert damaged(kept, kept.content + rest) == kept.states[-1]
 
 
-def test_a_resumed_journal_goes_on_behind_the_cut(kept: Supervised) -> None:
+def test_a_resumed_journal_continues_behind_the_cut(kept: Supervised) -> None:
     (kept.path / "journal").write_bytes(kept.content[:-3])
     groups, stored, _ = resumed(kept.path)
     with JournalFolder(kept.path, create=False) as folder:
-        writer = BlockWriter(folder.go_on(stored.tail), stored.tail, folder.name)
+        writer = BlockWriter(folder.resume(stored.tail), stored.tail, folder.name)
         journal = Journal(writer, started_at=0.0)
         for request in requests_of(groups):
             if request.state is not RequestState.FINISHED:

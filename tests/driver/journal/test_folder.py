@@ -52,14 +52,14 @@ def resume(path: Path) -> None:
     with JournalFolder(path, create=False) as folder:
         stored = read(folder)
         assert stored is not None
-        folder.go_on(stored.tail).close()
+        folder.resume(stored.tail).close()
 
 
 def contents(path: Path) -> bytes:
     return (path / "journal").read_bytes()
 
 
-def test_any_user_can_go_on_with_a_journal_that_may_be_changed(folder: Path) -> None:
+def test_any_user_can_continue_with_a_journal_that_may_be_changed(folder: Path) -> None:
     with unprivileged():
         resume(folder)
 

@@ -78,11 +78,11 @@ def test_a_writer_ends_with_any_number_of_records(tmp_path: Path) -> None:
 def test_records_stay_in_order_and_gather_in_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced, go_on = threading.Event(), threading.Event()
+    synced, proceed = threading.Event(), threading.Event()
 
     def slow(_: int) -> None:
         synced.set()
-        go_on.wait()
+        proceed.wait()
 
     monkeypatch.setattr(writer.BlockWriter, "sync", staticmethod(slow))
     with JournalFolder(tmp_path, create=True) as folder:
@@ -90,7 +90,7 @@ def test_records_stay_in_order_and_gather_in_blocks(
         append(open_writer, range(1))
         synced.wait()
         append(open_writer, range(1, 50))  # while the disk is busy
-        go_on.set()
+        proceed.set()
         open_writer.close()
         assert resumes(folder) == list(range(50))
         stored = read(folder)
