@@ -254,7 +254,7 @@ class FaultyEngine(SimulatedEngine):
             self._loop.call_at(self._right_at, self._correct_weights, self._right_at)
 
     def _correct_weights(self, at: float) -> None:
-        """Starts the server again with the right weights, unless it has died since."""
+        """Restarts the server with the right weights, unless it has died since."""
         if self._right_at == at:
             self._restart()
 

@@ -316,6 +316,6 @@ class Monitor:
 
     @property
     def _returning(self) -> bool:
-        """Whether the fleet is starting an engine again."""
+        """Whether the fleet is restarting an engine."""
         phases = {watched.engine.server.phase for watched in self._watched.values()}
         return bool(phases & {ServerPhase.ENDED, ServerPhase.STARTING})

@@ -30,7 +30,7 @@ class Mortal(FakeSGLang):
 
 @contextlib.asynccontextmanager
 async def reviving(fakes: Sequence[FakeSGLang]) -> AsyncIterator[None]:
-    """Starts fakes again that have died."""
+    """Restarts fakes that have died."""
 
     async def revive(fake: FakeSGLang) -> None:
         while True:

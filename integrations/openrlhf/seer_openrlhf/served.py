@@ -118,7 +118,7 @@ class Child:
 
 
 class EngineSupervisor:
-    """A thread that starts the server again when it has ended, until `stop`."""
+    """A thread that restarts the server when it has ended, until `stop`."""
 
     def __init__(self, child: Child, flags: SeerFlags, port: int) -> None:
         self._child = child

@@ -80,7 +80,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextlib.contextmanager
 def own_server(config: Path) -> Iterator[tuple[str, ...]]:
-    """The flags of a training that starts its server, and starts it again."""
+    """The flags of a training that starts its server, and restarts it."""
     yield ("--seer.config", str(config), "--seer.command", grpo.SEER)
 
 
