@@ -149,7 +149,7 @@ class Monitor:
         if slot.inflight and before != progress and None not in (before, progress):
             self._alive_at = self._awake_s  # it may be out, but its chunks make progress
         mark = (slot.completed, *watched.seen)
-        working = 0 if self._loop.idle else slot.inflight  # a paused engine stands still
+        working = 0 if self._loop.idle else slot.inflight  # a paused engine does not work
         if watched.stall.stalled(self._awake_s, working, mark):
             stalled_s = self._settings.engines.stall_timeout_s
             self._why = f"engine {slot.engine_id}: no progress for {stalled_s:g} s"

@@ -1,4 +1,4 @@
-"""Requests that an engine had when it died or stood still: one of them may be the cause.
+"""Requests that an engine had when it died or stalled: one of them may be the cause.
 
 Each of them is tested with a short chunk, and no two of them on one engine at the same time. So the
 next engine that dies usually names the request that it died of. Tested ones continue when all are
@@ -21,8 +21,8 @@ TEST_TOKENS = 8
 # The tokens of a first trial; of the next ones TRIAL_GROWTH times as many, for late killers.
 TRIAL_TOKENS = 512
 TRIAL_GROWTH = 8
-# An engine that stands still may have many causes, such as a network, so that much more evidence is
-# needed than for one that dies: in simulated storms innocent requests meet three in a row.
+# A stall may have many causes, such as a network, so that much more evidence is needed than for an
+# engine that dies: in simulated storms innocent requests meet three in a row.
 MORE_STALLS = 4
 
 
@@ -123,7 +123,7 @@ class Suspects:
         """Makes the chunk's request a suspect: its engine died, or made no progress (`stalled`).
 
         beside_others: whether the engine had another request, which may be the cause. Returns the
-        reason to give the request up; None if it is sent again. Engines that stand still take
+        reason to give the request up; None if it is sent again. Stalled engines take
         MORE_STALLS of evidence more.
         """
         tested, attempts.isolated = attempts.isolated, True
@@ -133,8 +133,10 @@ class Suspects:
         attempts.suspect_until = max(attempts.suspect_until, longest)
         if attempts.engine_deaths < needed or not tested or beside_others:
             return None
-        ends = "died or stood still" if stalled else "died"
-        message = f"{attempts.engine_deaths} engines {ends} while they ran it; the last one: {why}"
+        deaths = "died or stalled" if stalled else "died"
+        message = (
+            f"{attempts.engine_deaths} engines {deaths} while they ran it; the last one: {why}"
+        )
         return Failure(FailureKind.KILLED, message)
 
     def proceeded(self, attempts: Attempts) -> None:

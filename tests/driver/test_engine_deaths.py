@@ -194,7 +194,7 @@ async def test_a_request_that_stalls_engines_is_given_up_and_no_other_one() -> N
         groups = await groups_of(rollout, prompts)
     assert len(groups) == len(prompts)
     (poison,) = next(group for group in groups if group.group_id == "poison").samples
-    assert "died or stood still while they ran it" in str(poison.failure)
+    assert "died or stalled while they ran it" in str(poison.failure)
     needed = 2 + MORE_STALLS  # of rollout.max_engine_kills
     assert sum(fake.stalls for fake in fakes) >= needed
     for group in groups:
