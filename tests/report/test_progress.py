@@ -16,7 +16,7 @@ from seer_sgl.timing import Timing
 from tests.helpers import made_sample, make_group, make_reply
 from tests.support.infos import chunk_on, info, landed
 
-DRAFTING = {"draft_tokens": 17, "pool": "seer-x", "kv_bytes_per_token": 1000}
+DRAFTING: dict[str, Any] = {"draft_tokens": 17, "pool": "seer-x", "kv_bytes_per_token": 1000}
 
 
 def half_done(clock: Callable[[], float] = time.monotonic, **facts: Any) -> ShownProgress:
