@@ -19,8 +19,6 @@ from seer_sgl.rollout.model import model_facts
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import outcome
 from seer_sgl.sim.simulate import simulate
-from seer_sgl.sim.speculation import most_drafts
-from seer_sgl.sim.steps import StepTime
 from seer_sgl.traces.trace import Responses
 from seer_sgl.what_if.constants import begin_s, measured_engine, measured_points
 
@@ -131,27 +129,17 @@ def configured(sim: SimConfig, arm: Arm, constants: Constants, longest: int) -> 
                 constants.engine,
                 reserve_tokens=sim.engine.reserve_tokens,
                 chunk_ms=constants.engine.chunk_ms if chunk_ms is None else chunk_ms,
-                attention_mflop=_attention_mflop(
-                    constants.engine, verification, most_drafts(sim.speculation)
-                ),
             ),
             "pool.enabled": arm.pool,
             "speculation.enabled": arm.drafts,
             "speculation.step_cpu_ms": verification.step_ms,
             "speculation.draft_cpu_us": verification.draft_us,
+            "speculation.draft_kv_ns": verification.kv_ns,
             "scheduling.policy": arm.policy,
             "scheduling.lengths": None,
             "workload.lengths.max": longest,
         },
     )
-
-
-def _attention_mflop(engine: EngineConfig, verification: Verification, drafts: int) -> float:
-    """Returns the work per KV token and node with which a verification of so many drafts takes as
-    long as was measured. A plain step takes what it takes without it: reading is slower."""
-    read_s = StepTime(engine).attention()
-    draft_s = min(verification.kv_ns * 1e-9, read_s)
-    return (read_s + drafts * draft_s) / (1 + drafts) * engine.tflops * 1e6
 
 
 def _compared(cases: Sequence[_Case]) -> dict[str, float | None]:

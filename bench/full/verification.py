@@ -65,23 +65,29 @@ async def measured_verification(
             if fits(infos, batch, prompt + WRITTEN + RESERVED)
         ]
     drafted = [row for row in rows if row.drafts >= 1]  # the others do not pay, so they are plain
-    if len({row.batch for row in drafted}) < 2 or len({row.context for row in drafted}) < 2:
+    if len(drafted) < 2:
         raise EngineUnavailable(f"{infos[0].url}: verifies no drafts of equal responses")
     return fitted_verification(drafted, plain)
 
 
 def fitted_verification(rows: Sequence[Verified], plain: EngineConfig) -> Verification:
-    """Returns what the steps take beyond plain ones of the same batch and context."""
+    """Returns what the steps take beyond plain ones of the same batch and context.
+
+    From one context alone, what attention takes counts as a part of each draft.
+    """
     step = StepTime(plain)
     plain_s = [step.fixed(row.batch) + row.batch * row.context * step.attention() for row in rows]
-    drafts = [row.batch * row.drafts for row in rows]
-    fixed, draft, kv = fitted(
-        [(1.0, count, count * row.context) for count, row in zip(drafts, rows, strict=True)],
+    terms = 3 if len({row.context for row in rows}) > 1 else 2
+    drafts = [(row.batch * row.drafts, row.context) for row in rows]
+    fixed, draft, *kv = fitted(
+        [(1.0, count, count * context)[:terms] for count, context in drafts],
         [row.step_s - alone for row, alone in zip(rows, plain_s, strict=True)],
         plain_s,
     )
     return Verification(
-        step_ms=max(0.0, fixed) * 1e3, draft_us=max(0.0, draft) * 1e6, kv_ns=max(0.0, kv) * 1e9
+        step_ms=max(0.0, fixed) * 1e3,
+        draft_us=max(0.0, draft) * 1e6,
+        kv_ns=max([0.0, *kv]) * 1e9,
     )
 
 

@@ -91,14 +91,16 @@ class SpeculationConfig(Section, frozen=True):
     reserved for them; None: the best number, at most 8. `accept_length` is that of `drafts`, or
     else of 8. Where it is faster, a step is plain.
 
-    `step_cpu_ms`, `draft_cpu_us`: time that drafting, choosing and bookkeeping add to a verified
-    step, and per draft to verify, because no other work hides it. Guesses after the CPU machine.
+    `step_cpu_ms`, `draft_cpu_us`, `draft_kv_ns`: time that drafting, choosing and bookkeeping add
+    to a verified step, per draft to verify, and per draft and KV token that it attends to, because
+    no other work hides it. Guesses after the CPU machine; the last one only counts on CPUs.
     """
 
     enabled: bool = False
     drafts: DraftCount | None = None
     step_cpu_ms: Rest = 3.0
     draft_cpu_us: Rest = 4.0
+    draft_kv_ns: Rest = 0.0
     references: tuple[Natural, ...] = (0, 1, 5, 15)
     accept_length: tuple[Amount, ...] = (1.70, 2.04, 2.32, 2.53)
 

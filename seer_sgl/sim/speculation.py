@@ -61,7 +61,7 @@ class Speculation:
         return Pace(
             tokens=expected_tokens(alpha, drafts),
             fixed_s=self._step.fixed(batch, drafts) + cpu_s,
-            kv_token_s=self._step.attention(drafts),
+            kv_token_s=self._step.attention(drafts) + drafts * self._config.draft_kv_ns * 1e-9,
         )
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from bench.full import prediction
-from bench.full.prediction import Constants, configured, measure_constants, predict
+from bench.full.prediction import Constants, measure_constants, predict
 from bench.full.verification import (
     CASES,
     Verification,
@@ -26,7 +26,6 @@ from seer_sgl.errors import EngineStartError, EngineUnavailable, PoolError, Seer
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.source import load_settings
-from seer_sgl.sim.steps import StepTime
 from seer_sgl.types import Prompt
 from seer_sgl.what_if.constants import begin_s, fits, fitted_step
 from tests.support.rows import row
@@ -102,7 +101,8 @@ def test_chunks_and_verifications_take_what_was_measured() -> None:
         return float(predicted(rolled(arm), r0=constants)[arm]["predicted_wall_s"])
 
     dear_chunks = msgspec.structs.replace(CONSTANTS, pooled_chunk_ms=40)
-    dear_drafts = msgspec.structs.replace(CONSTANTS, verification=Verification(9, 500, 0))
+    dear_drafts = msgspec.structs.replace(CONSTANTS, verification=Verification(9, 500, 20))
+    dear_kv = msgspec.structs.replace(CONSTANTS, verification=Verification(1, 50, 2000))
     for arm, chunks_count, drafts_count in (
         ("divided", False, False),  # without a pool
         ("context", True, False),
@@ -111,16 +111,7 @@ def test_chunks_and_verifications_take_what_was_measured() -> None:
         usual = wall_s(arm, CONSTANTS)
         assert (wall_s(arm, dear_chunks) > 1.05 * usual) == chunks_count
         assert (wall_s(arm, dear_drafts) > 1.05 * usual) == drafts_count
-
-
-def test_a_verification_attends_with_all_of_its_nodes() -> None:
-    sim = load_settings(SIM)
-    drafts = sim.speculation.drafts
-    assert drafts is not None
-    step = StepTime(configured(sim, EVERY[SEER], CONSTANTS, 1000).engine)
-    read_s = 1536 / 5e9
-    assert step.attention() == pytest.approx(read_s), "a plain step"
-    assert step.attention(drafts) == pytest.approx(read_s + drafts * 20e-9)
+        assert (wall_s(arm, dear_kv) > 1.05 * usual) == drafts_count
 
 
 def test_the_report_says_what_the_simulation_assumes() -> None:
@@ -218,6 +209,9 @@ def test_what_a_verification_adds_to_a_step() -> None:
     rows = [row(batch, context) for batch in (1, 4, 8) for context in (500, 2000)]
     found = fitted_verification(rows, ENGINE)
     assert msgspec.structs.astuple(found) == pytest.approx((2, 40, 30), rel=1e-3)
+    short = [row(batch, 500) for batch in (1, 4, 8)]
+    alone = fitted_verification(short, ENGINE)
+    assert msgspec.structs.astuple(alone) == pytest.approx((2, 40 + 500 * 30e-3, 0), rel=1e-3)
 
 
 class DraftingServer:

@@ -32,6 +32,9 @@ def test_a_verified_step_takes_the_plain_one_and_what_its_drafts_add() -> None:
     )
     more_s = best.seconds(CONTEXT) - plain.seconds(CONTEXT)
     assert more_s == pytest.approx(2e-3 + 10 * MAX_DRAFTS * (20e-6 + 5e-6))
+    attending = pace(engine, step_cpu_ms=2.0, draft_cpu_us=5.0, draft_kv_ns=3.0)
+    more_s = attending.seconds(CONTEXT) - best.seconds(CONTEXT)
+    assert more_s == pytest.approx(CONTEXT * MAX_DRAFTS * 3e-9)
 
 
 def test_attention_to_many_drafts_is_bound_by_compute() -> None:
