@@ -156,7 +156,7 @@ class Info:
         """Returns the number of responses in progress that no engine has now."""
         service = self._service
         sent = sum(service.driver.in_flight(engine.engine_id) for engine in service.driver.engines)
-        return max(0, service.generation.in_progress - sent)
+        return max(0, service.generation.in_progress - sent - service.pinned.running)
 
     async def _load(self, engine: HttpEngine, query: str) -> dict[str, Any] | None:
         try:

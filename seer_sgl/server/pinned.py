@@ -1,5 +1,8 @@
 """Which engine has which of SGLang's own sessions: their requests run nowhere else."""
 
+import contextlib
+from collections.abc import Iterator
+
 MOST_SESSIONS = 1 << 16  # beyond, the oldest is forgotten
 
 
@@ -8,6 +11,7 @@ class Pinned:
 
     def __init__(self) -> None:
         self._engines: dict[str, str] = {}  # session id -> engine id, the oldest first
+        self.running = 0  # requests that their engines have
 
     def add(self, session_id: str, engine_id: str) -> None:
         """Records the engine of a new session."""
@@ -18,6 +22,15 @@ class Pinned:
     def pop(self, session_id: str) -> str | None:
         """Forgets a session and returns its engine; None if it is unknown."""
         return self._engines.pop(session_id, None)
+
+    @contextlib.contextmanager
+    def on_engine(self) -> Iterator[None]:
+        """Counts a request as running on its engine."""
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
 
     def engine_of(self, session_params: object) -> str | None:
         """Returns the engine for a request with SGLang's `session_params`; None: any engine."""

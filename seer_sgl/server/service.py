@@ -206,7 +206,8 @@ class Service:
                     self.generation.reserve(1)
                     try:
                         await self.backend.holds.over()
-                        await passthrough(engine_id)
+                        with self.pinned.on_engine():
+                            await passthrough(engine_id)
                     finally:
                         self.generation.release(1)
         except EngineUnavailable as error:

@@ -93,6 +93,8 @@ async def test_a_turn_of_a_session_of_sglang_is_a_response_in_progress() -> None
         first = asyncio.create_task(it.post("/generate", **turn))
         await until(lambda: len(fake.seen) == 1)
         assert (await it.post("/generate", **turn))[0] == 429
+        _, loads = await it.ask("GET", "/v1/loads")
+        assert loads["loads"][0]["num_waiting_reqs"] == 0, "its engine has it"
         fake.wake_stalled()
         assert (await first)[0] == 200
         assert not it.service.generation.in_progress
