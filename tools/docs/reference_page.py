@@ -17,7 +17,13 @@ HEAD = """\
 All names of `seer_sgl` that a program may rely on, with their docstrings.
 The fields of the types that they name may be relied on too; every other name may change. How to use them: [Python](python.md).
 """
-HIDDEN = ("Driver.over", "Run.fail", "Run.finish", "Run.leave")  # for the driver and the rollout
+HIDDEN = (  # for the driver, the rollout and the server
+    "Driver.over",
+    "Run.engine_of",
+    "Run.fail",
+    "Run.finish",
+    "Run.leave",
+)
 HANDED_OUT = (
     "Backend",
     "Client",
