@@ -18,7 +18,7 @@ class SampleFigures:
 
     def __init__(self) -> None:
         self._tokens = 0
-        self._steps = 0.0  # verifications; each gives `accept_length` tokens
+        self._steps = 0.0  # verifications, if no chunk was without
         self._migrations = 0
         self._spans: list[tuple[int, int]] = []  # (weight version, tokens)
 
