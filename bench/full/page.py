@@ -5,7 +5,7 @@ from typing import Any
 
 from seer_sgl.benchmark.tables import markdown, table_of
 
-LANES = "![Running and queued requests on each engine over time](lanes.png)"
+LANES = "![Requests and KV cache of each engine over time](lanes.png)"
 PREDICTED = (
     "The same lengths under the same policies in the engine model of `seer-sgl simulate`, with "
     "{} measured on these servers before {}. Means over the {}."

@@ -295,9 +295,8 @@ class Monitor:
         An engine serves if a chunk returns tokens, or if it stays available from one poll to the
         next. An engine that fails its first chunk after each try does not serve.
 
-        The timeout includes the longest pause between two tries. So the group of a request that
-        fails on every engine is given up first. It waits for an engine that the fleet is
-        restarting.
+        The timeout includes the longest pause between two tries. So a request that fails on every
+        engine is given up first. The monitor waits for an engine that the fleet is restarting.
         """
         slots = [watched.slot for watched in self._watched.values()]
         available = {slot for slot in slots if slot.available}
