@@ -114,6 +114,11 @@ async def test_a_trainer_that_leaves_in_the_middle_of_an_update_leaves_no_hold(
     with contextlib.suppress(asyncio.CancelledError):
         await update
     running = generating(it)
+    await until(lambda: it.service.generation.requests)
+    # By the reply to a later request the server has read the hang-up.
+    assert (await it.ask("GET", "/health"))[0] == 200
+    assert it.service.backend.holds, "the update continues"
+    assert not any(fake.seen for fake in fakes)
     held.set()
     check(await running, fakes, "v2")
     assert not it.service.backend.holds
