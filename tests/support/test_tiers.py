@@ -20,6 +20,7 @@ BREACHES = {
     "starts_a_process_of_multiprocessing": "starts a process (SpawnProcess-",
     "sleeps": "waits 0.60 s of real time (limit 0.5 s)",
     "sleeps_beside_a_busy_loop": "waits 0.60 s of real time (limit 0.5 s)",
+    "sleeps_beside_a_busy_loop_after_a_jump": "waits 0.60 s of real time (limit 0.5 s)",
     "waits_for_a_timer": "s of real time (limit 0.5 s)",
     "waits_in_small_steps": "s of CPU time and waits 2.",
     "computes": "s of CPU time and waits 0.00 s (limit 2.0 s)",
@@ -27,6 +28,7 @@ BREACHES = {
     "has_a_timeout_that_is_not_reached": None,
     "has_a_long_sleep_that_is_cancelled": None,
     "lets_hours_pass_on_a_virtual_clock": None,
+    "ends_a_long_sleep_by_a_late_jump": None,
     "imports_what_computes": None,
     "sleeps_in_a_thread": None,
     "is_marked": None,  # left out
@@ -36,6 +38,7 @@ import asyncio, multiprocessing, os, subprocess, threading, time
 import pytest
 from seer_sgl.sim.clock import run_virtually
 from tests.support import tiers
+from tests.support.waiting import jump
 
 def test_starts_a_process(): subprocess.run(["true"], check=True)
 
@@ -51,14 +54,20 @@ def test_starts_a_process_of_multiprocessing():
 
 def test_sleeps(): time.sleep(0.6)
 
-def test_sleeps_beside_a_busy_loop():
+async def sleep_beside_a_busy_loop():
     async def busy():
         while True:
             await asyncio.sleep(0.05)
+    task = asyncio.create_task(busy())
+    await asyncio.sleep(0.6)
+    task.cancel()
+
+def test_sleeps_beside_a_busy_loop(): asyncio.run(sleep_beside_a_busy_loop())
+
+def test_sleeps_beside_a_busy_loop_after_a_jump():
     async def main():
-        task = asyncio.create_task(busy())
-        await asyncio.sleep(0.6)
-        task.cancel()
+        jump(60)
+        await sleep_beside_a_busy_loop()
     asyncio.run(main())
 
 def test_waits_for_a_timer():
@@ -101,6 +110,15 @@ def test_has_a_long_sleep_that_is_cancelled():
     asyncio.run(main())
 
 def test_lets_hours_pass_on_a_virtual_clock(): run_virtually(asyncio.sleep(7200))
+
+def test_ends_a_long_sleep_by_a_late_jump():
+    async def main():
+        task = asyncio.create_task(asyncio.sleep(60))
+        for _ in range(20):
+            await asyncio.sleep(0.03)
+        jump(60)
+        await task
+    asyncio.run(main())
 
 def test_imports_what_computes(): import computes
 
