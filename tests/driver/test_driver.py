@@ -426,7 +426,9 @@ async def test_an_engine_that_loaded_old_weights_during_an_update_does_not_serve
         if ends == "in the update":
             engine.slow.set()
             await until(lambda: reports[1]["weights"] == "old")
-            await polled(fakes[0])  # e1 has been looked at as often; it may not serve
+            polls = fakes[0].polls  # ten of them last longer than the six calls of a check of e1
+            await until(lambda: fakes[0].polls >= polls + 10)
+            assert not stage.driver.available("e1"), "it waits for the end of the pause"
         stage.driver.adopt_weights(None)
         stage.driver.resume()
         engine.slow.set()
