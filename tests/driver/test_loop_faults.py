@@ -171,8 +171,10 @@ async def test_a_prompt_that_sglang_refuses_gives_up_its_group_only(count: int) 
         report = rollout.report()
     assert len(groups) == 3
     assert (report["groups"], report["unfinished_groups"]) == (3, 1)
-    named = re.findall(r"engine e\d \(http://\S+\): HTTP 400: fault 400", str(raised.value))
+    message = str(raised.value)
+    named = re.findall(r"engine e\d \(http://\S+\): HTTP 400: fault 400", message)
     assert len(set(named)) == min(count, 2), "the engines that refused it"
+    assert ("two engines refused it: " in message) is (count > 1)
 
 
 @pytest.mark.process

@@ -9,7 +9,7 @@ from seer_sgl.scheduling.attempts import Attempts
 from seer_sgl.scheduling.engine_index import EngineIndex, EngineSlot, Extremes
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import CacheAware, Placed, Wait
-from seer_sgl.types import Group, Move, Request
+from seer_sgl.types import Move, Request
 from tests.helpers import make_group, make_reply
 
 
@@ -104,18 +104,6 @@ def test_placement_equals_the_rule_applied_to_every_engine(
         loads = [slot.inflight for slot in up] or [0]
         assert fleet.spread == max(loads) - min(loads)
         assert fleet.most_inflight == max(loads)
-
-
-def test_what_is_no_longer_held_is_forgotten() -> None:
-    fleet, slot = EngineIndex(), EngineSlot("a", KVLedger(1000), 4)
-    fleet.add(slot)
-    group: Group = make_group(n=2)
-    first, second = group.requests
-    fleet.start(slot, first, 20)
-    assert set(fleet.holders(second)) == {slot}
-    fleet.end(slot, first, 20)
-    assert not fleet.holders(second)
-    assert (slot.inflight, slot.completed) == (0, 1)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=30))

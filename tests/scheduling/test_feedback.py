@@ -10,13 +10,6 @@ from seer_sgl.scheduling.ledger import KVLedger
 CAPACITY = 10_000
 
 
-def test_an_engine_that_never_complains_is_used_in_full() -> None:
-    feedback = KVFeedback(CAPACITY)
-    for _ in range(10):
-        feedback.reported(8000, 8000)
-    assert feedback.usable == CAPACITY
-
-
 def test_one_incident_shrinks_once_however_many_chunks_tell_of_it() -> None:
     feedback = KVFeedback(CAPACITY)
     for _ in range(5):
@@ -44,17 +37,6 @@ def test_an_eighth_comes_back_in_a_minute_of_quiet_and_not_sooner() -> None:
     for _ in range(reports):
         assert feedback.usable < CAPACITY
         feedback.reported(0, 0)
-    assert feedback.usable == CAPACITY
-
-
-def test_what_others_use_is_not_promised_and_comes_back_when_they_leave() -> None:
-    feedback = KVFeedback(CAPACITY)
-    feedback.reported(5000, 2000)
-    assert feedback.usable == CAPACITY - 3000
-    feedback.reported(2000, 2000)
-    assert CAPACITY - 3000 < feedback.usable < CAPACITY
-    for _ in range(40):
-        feedback.reported(2000, 2000)
     assert feedback.usable == CAPACITY
 
 

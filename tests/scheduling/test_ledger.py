@@ -7,17 +7,6 @@ from hypothesis import strategies as st
 from seer_sgl.scheduling.ledger import KVLedger
 
 
-def test_a_prompt_shared_by_siblings_is_counted_once() -> None:
-    ledger = KVLedger(capacity=1000)
-    ledger.reserve("g", 100, 150)
-    ledger.reserve("g", 100, 180)
-    assert ledger.used == 100 + 50 + 80
-    ledger.release("g", 150)
-    assert ledger.used == 100 + 80
-    ledger.release("g", 180)
-    assert ledger.used == 0
-
-
 def test_a_prompt_that_turns_out_longer_while_it_is_shared_leaves_nothing_reserved() -> None:
     ledger = KVLedger(capacity=1000)
     ledger.reserve("g", 100, 150)

@@ -8,10 +8,7 @@ from seer_sgl.scheduling.context_aware import ContextAware
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.longest_possible import LongestPossible
 from seer_sgl.scheduling.policy import (
-    GUARD_EVERY,
-    FirstComeFirstServed,
     LongestRemaining,
-    Policy,
 )
 from seer_sgl.types import Request
 from tests.helpers import make_group, make_reply
@@ -190,41 +187,6 @@ def test_the_oracle_sends_what_has_most_tokens_to_go() -> None:
     assert taken(policy) == ["b.0", "a.1", "a.0"]
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        FirstComeFirstServed(),
-        seer(),
-        LongestPossible(guard_every=UNGUARDED),
-        LongestRemaining(lambda request: request.order),
-    ],
-)
-def test_a_withdrawn_group_is_gone(policy: Policy) -> None:
-    gone, stays = make_group("gone", n=3), make_group("stays", n=3)
-    pushed(policy, gone, stays)
-    flying = policy.pop()
-    policy.withdraw(gone)
-    if flying.group is gone:
-        end(policy, flying, 10)
-    assert {uid.partition(".")[0] for uid in taken(policy)} == {"stays"}
-    with pytest.raises(IndexError):
-        policy.pop()
-
-
-def test_nothing_is_kept_of_groups_that_have_ended() -> None:
-    policy = seer()
-    groups = [make_group(f"g{i}", n=3) for i in range(5)]
-    pushed(policy, *groups)
-    taken(policy)
-    for group in groups:
-        for request in group.requests:
-            end(policy, request, 10)
-        policy.withdraw(group)
-    assert not policy._groups
-    assert policy.peek() is None
-    assert not policy._queue
-
-
 @pytest.mark.parametrize("kind", [ContextAware, LongestPossible])
 @settings(max_examples=200, deadline=None)
 @given(
@@ -264,24 +226,6 @@ def test_no_ready_request_waits_longer_than_the_bound(
             end(policy, request, request.generated + number)
     assert policy.peek() is None
     assert not due
-
-
-def test_without_the_guard_a_group_can_wait_for_as_long_as_longer_ones_come_back() -> None:
-    """The guard gives the bound above: without it, the order starves a short group."""
-    for guard_every, starves in ((UNGUARDED, True), (GUARD_EVERY, False)):
-        policy = ContextAware(guard_every=guard_every)
-        short, long = make_group("s", n=2), make_group("l", n=4)
-        pushed(policy, short, long)
-        taken(policy, 2)
-        end(policy, short.requests[0], 1)
-        end(policy, long.requests[0], 90)
-        seen = set()
-        for _ in range(GUARD_EVERY * 5):
-            request = policy.pop()
-            seen.add(request.uid)
-            if request.group is long:
-                policy.push(request)
-        assert ("s.1" not in seen) is starves
 
 
 def test_finished_groups_are_forgotten_while_longer_ones_are_always_ready() -> None:

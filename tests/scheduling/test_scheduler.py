@@ -183,15 +183,6 @@ def test_a_failed_chunk_is_sent_again_under_a_new_id() -> None:
     assert second.request is first.request
 
 
-def test_chunks_read_no_kv_on_an_engine_whose_reads_stand_still() -> None:
-    scheduler = one_engine()
-    scheduler.submit(make_group(n=3))
-    scheduler.set_reads("e0", False)
-    assert not take(scheduler).reads
-    scheduler.set_reads("e0", True)
-    assert take(scheduler).reads
-
-
 def test_a_request_that_is_taken_back_again_and_again_is_not_given_up() -> None:
     scheduler = engines(1, patience_s=0.0)
     scheduler.submit(make_group(n=1))
@@ -220,37 +211,6 @@ def test_a_chunk_is_overtaken_by_those_sent_later_that_came_back_before_it() -> 
         returned(scheduler, others.pop(0), make_reply(30))
         others.append(take(scheduler))
     assert not scheduler.overtaken(others[0])
-
-
-def test_a_group_is_given_up_when_a_second_engine_refuses_it_too() -> None:
-    scheduler = engines(3)
-    group = make_group(n=1)
-    scheduler.submit(group)
-    first = take(scheduler)
-    failed(scheduler, first, RequestRejected(f"{first.engine_id}: HTTP 400: too long"))
-    assert why_given_up(group) is None
-    second = take(scheduler)
-    assert second.engine_id != first.engine_id
-    failed(scheduler, second, RequestRejected(f"{second.engine_id}: HTTP 400: too long"))
-    assert group.withdrawn
-    assert why_given_up(group) == (
-        "two engines refused it: e0: HTTP 400: too long; e1: HTTP 400: too long"
-    )
-
-
-def test_what_one_engine_refused_waits_for_another_one_that_is_full() -> None:
-    scheduler = engines(2, max_inflight=1)
-    groups = [make_group(f"g{i}", n=1) for i in range(2)]
-    for group in groups:
-        scheduler.submit(group)
-    refused, other = take(scheduler), take(scheduler)
-    failed(scheduler, refused, RequestRejected("HTTP 400"))
-    assert scheduler.next_assignment(0.0) is None
-    returned(scheduler, other, make_reply(10, "stop"))
-    again = take(scheduler, REFUSED_PAUSE_S)
-    assert (again.request, again.engine_id) == (refused.request, other.engine_id)
-    returned(scheduler, again, make_reply(10, "stop"))
-    assert all(group.complete for group in groups)
 
 
 def test_what_only_a_full_engine_may_take_holds_nobody_else_up() -> None:
@@ -438,22 +398,6 @@ def test_a_retracted_chunk_makes_its_engine_take_less(retractions: int) -> None:
     returned(scheduler, chunks[0], reply)
     # 7/8 of 170 leave no room for a fourth chunk beside three.
     assert (scheduler.next_assignment(0.0) is None) is bool(retractions)
-
-
-def test_engines_without_a_ledger_take_no_notice() -> None:
-    scheduler = engines(1, 10)
-    assert not scheduler.loaded("e0", load(10**9))
-    scheduler.submit(make_group(n=1))
-    take(scheduler)
-
-
-def test_an_engine_that_joins_late_is_used() -> None:
-    scheduler = one_engine(max_inflight=1)
-    scheduler.submit(make_group(n=2))
-    take(scheduler)
-    assert scheduler.next_assignment(0.0) is None
-    scheduler.add_engine(EngineSlot("e1", KVLedger(1000), 1))
-    assert take(scheduler).engine_id == "e1"
 
 
 def test_an_idle_schedulers_books_are_empty_and_what_is_left_is_named() -> None:

@@ -198,17 +198,6 @@ def test_an_engine_that_fails_without_dying_makes_no_suspects() -> None:
         assert scheduler._suspects.first is None
 
 
-@pytest.mark.parametrize("on_failure", ["group", "sample"])
-def test_the_group_of_a_request_that_was_given_up_ends_only_if_it_says_so(on_failure: str) -> None:
-    world, group = World(2, lambda chunk: chunk.request.index == 1), single(4)
-    group.on_failure = on_failure  # type: ignore[assignment]
-    world.roll_out(group)
-    culprit = group.requests[1]
-    assert culprit.failure is not None
-    assert group.withdrawn is (on_failure == "group")
-    assert group.failure is (culprit.failure if on_failure == "group" else None)
-
-
 @pytest.mark.parametrize("kept", [0, 1, TEST_TOKENS, CHUNK - 1])
 def test_tokens_that_arrived_before_a_death_clear_nothing(kept: int) -> None:
     world = World(3, lambda chunk: chunk.max_new_tokens > kept, kept=kept)

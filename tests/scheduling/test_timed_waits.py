@@ -127,14 +127,6 @@ def test_a_late_acknowledgement_makes_the_request_patient_again(
     assert placement.offers[-1] == (0, True)
 
 
-def test_the_first_to_have_waited_long_enough_wakes_the_driver(scheduler: Scheduler) -> None:
-    parked(scheduler, "a", now=50.0)
-    parked(scheduler, "b", now=50.5)
-    assert scheduler.wake_at == 50.0 + DEFAULT.store_patience_s
-    take(scheduler, 50.0 + DEFAULT.store_patience_s)
-    assert scheduler.wake_at == 50.5 + DEFAULT.store_patience_s
-
-
 def test_an_impatient_request_stays_so_until_it_is_admitted(
     scheduler: Scheduler, placement: WaitsForKV
 ) -> None:
@@ -188,13 +180,6 @@ def test_a_withdrawn_groups_waiting_request_is_forgotten(scheduler: Scheduler) -
     assert scheduler.wake_at is None
     assert scheduler.stored(chunk.rid, True) is None
     assert scheduler.next_assignment(99.0) is None
-
-
-def test_a_finished_request_is_no_longer_acknowledged(scheduler: Scheduler) -> None:
-    scheduler.submit(make_group(n=1))
-    chunk = take(scheduler)
-    scheduler.complete(ChunkResult(chunk=chunk, now=1.0, reply=make_reply(3, "stop")))
-    assert scheduler.stored(chunk.rid, True) is None
 
 
 @pytest.mark.parametrize("kept", [True, False])
