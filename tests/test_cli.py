@@ -1,7 +1,6 @@
 """The command line without engines: every mistake gives one line and exit status 2."""
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,18 +110,6 @@ def test_a_mistake_is_one_line_and_status_2(
     assert status == 2
     assert complaint in output
     assert "\n" not in output
-
-
-def test_a_port_in_use_is_named_before_anything_starts(folder: Path) -> None:
-    from seer_sgl.errors import ConfigError
-    from seer_sgl.processes.child import require_free_port
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"^server\.port: port {port}: Address already"):
-            require_free_port(port, "server.port")
 
 
 def test_a_mooncake_nobody_answers_for_is_named_before_any_engine_starts(rollout: Rollout) -> None:

@@ -133,9 +133,12 @@ def test_without_a_gpu_mooncake_needs_no_cuda_whatever_torch_is_built_for(
         ([], 13, "not installed", f"pip install {CUDA13}=="),
         ([], 12, "not installed", f"pip install {CUDA12}=="),
         ([], None, "not installed", f"pip install {CPU}=="),
+        ([], 14, "not installed", f"pip install {CPU}=="),  # Mooncake is not built for it
         ([CUDA13], 13, f"{CUDA13} 1", ""),
         ([CPU], None, f"{CPU} 1", ""),
+        ([CPU], 14, f"{CPU} 1", ""),
         ([CUDA12], 13, "built for CUDA 12, torch for CUDA 13", f" && pip install {CUDA13}=="),
+        ([CUDA13], 12, "built for CUDA 13, torch for CUDA 12", f" && pip install {CUDA12}=="),
         ([CPU], 13, "built for no CUDA, torch for CUDA 13", f" && pip install {CUDA13}=="),
         ([CUDA13], None, "built for CUDA 13, torch for no CUDA", f" && pip install {CPU}=="),
         ([CUDA12, CUDA13], 13, "2 packages installed over", f" && pip install {CUDA13}=="),

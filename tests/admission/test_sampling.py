@@ -12,7 +12,6 @@ from seer_sgl.admission.sampling import (
     divisible,
     invalid,
     too_large,
-    undivided,
     unservable,
 )
 from seer_sgl.types import Sampling
@@ -21,12 +20,6 @@ from tests.support.infos import info
 
 BARE = msgspec.structs.replace(info("e0"), has_tokenizer=False, vocab_size=100)
 WITH_PLUGIN = msgspec.structs.replace(BARE, has_tokenizer=True, plugin="1")
-
-
-def test_what_cannot_be_divided_is_known() -> None:
-    assert not list(undivided(Sampling()))
-    found = undivided(Sampling(presence_penalty=0.5, regex="a"))
-    assert [reason.key for reason in found] == ["presence_penalty", "regex"]
 
 
 def test_a_request_is_divisible_by_its_own_parameters_or_its_groups() -> None:
@@ -81,8 +74,3 @@ def test_a_parameter_that_an_engine_lacks_is_named(key: str, value: Any, refused
     expected = [key] if key == "stop_token_ids" else []
     found = unservable(sampling, [WITH_PLUGIN], tokenizer=True)
     assert [reason.key for reason in found] == expected
-
-
-def test_stop_strings_need_a_tokenizer_here() -> None:
-    found = unservable(Sampling(stop="a"), [WITH_PLUGIN], tokenizer=False)
-    assert list(found) == [("stop", "stop strings need a tokenizer: set model.path")]

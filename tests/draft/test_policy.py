@@ -47,10 +47,6 @@ def test_however_good_the_drafts_a_verification_is_no_larger_than_memory_allows(
     assert MOST_NODES < 300 * 9
 
 
-def test_no_wider_than_the_longest_draft() -> None:
-    assert chosen(policy(0.001), drafts([chain(0.9, 3), chain(0.9, 1)])) == 5  # root and 3
-
-
 def test_while_drafts_do_not_pay_it_looks_at_them_ever_more_rarely_and_comes_back_at_once() -> None:
     tried = policy(2.0)
     pauses = []

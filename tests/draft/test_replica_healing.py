@@ -63,15 +63,6 @@ def test_who_is_asked_about_a_group_says_again_that_it_is_served() -> None:
     assert engine.pass_time() == [], "but not repeatedly"
 
 
-def test_after_a_reconnect_everything_that_is_served_is_told_again() -> None:
-    engine = Engine()
-    engine.decode(engine.replica.begin("g", 0, PROMPT, []), 5)
-    engine.decode(engine.replica.begin("h", 0, PROMPT, []), 6)
-    engine.pass_time()
-    engine.replica.connected()
-    assert engine.pass_time() == [Open({"g": {0: 1}, "h": {0: 1}})]
-
-
 class Network:
     """Engines and a hub; frames between them may be lost, duplicated and reordered."""
 

@@ -71,11 +71,6 @@ def test_what_was_written_is_followed_through_the_drafts(
         assert (path.nodes[row, len(expected) :] == -1).all()
 
 
-def test_no_sequences_are_no_trees() -> None:
-    layout = lay_out([], as_drafts([]), 4)
-    assert layout.mask.shape == (0, 4, 4)
-
-
 def test_shapes_that_do_not_fit_are_refused() -> None:
     layout = lay_out([1], as_drafts([[(-1, 1)]]), 2)
     assert isinstance(layout, Layout)

@@ -125,15 +125,6 @@ async def test_an_engine_whose_reads_stand_still_loses_its_waiting_chunks_and_no
     assert "engine e0: KV was not read from the pool within" in caplog.text
 
 
-async def test_the_only_engine_computes_the_kv_that_it_does_not_read() -> None:
-    stands = Standing(plugin=PLUGIN)
-    async with rolling(stands, timing=READING) as rollout:
-        check(await asyncio.wait_for(all_groups(rollout), 60))
-        report = rollout.report()
-    assert report["lost_chunks"] == len(stands.aborted) == 16, "one chunk per request"
-    assert report["chunks"] == len(stands.seen) - 16
-
-
 async def test_reads_are_tried_again_after_a_pause() -> None:
     stands = FakeSGLang(plugin=PLUGIN, faults=deque(["read"]), longest=200, delay_s=0.03)
     async with rolling(

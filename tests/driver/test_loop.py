@@ -122,12 +122,6 @@ async def test_the_weight_version_of_every_token_is_kept() -> None:
                 assert sample.weight_spans[0].tokens % 8 == 0, "between two chunks of 8"
 
 
-async def test_engines_with_different_weights_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"different weight versions \(e0: v1, e1: v2\)"):
-        async with rolling(FakeSGLang(), FakeSGLang(weight_version="v2")):
-            pass
-
-
 async def test_engines_with_different_models_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with rolling(FakeSGLang(), FakeSGLang(model_path="x")):
         pass

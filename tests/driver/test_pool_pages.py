@@ -5,9 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import pytest
 
-from seer_sgl.driver.pool_pages import PageReleaser, common_prefix
+from seer_sgl.driver.pool_pages import PageReleaser
 from seer_sgl.types import Group
 from tests.helpers import LEFT, made_sample, make_group
 from tests.support.infos import chunk_on, info
@@ -96,17 +95,3 @@ def test_engines_without_a_pool_are_told_nothing() -> None:
     respond(group, 0, 1)
     finish(pages, group, 0)
     assert not link.forgotten
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "common"),
-    [
-        ([], [], 0),
-        ([1], [], 0),
-        ([1, 2, 3], [1, 2, 3], 3),
-        ([1, 2, 3], [1, 2, 4, 5], 2),
-        ([1], [2], 0),
-    ],
-)
-def test_common_prefix(first: list[int], second: list[int], common: int) -> None:
-    assert common_prefix(array("i", first), array("i", second)) == common

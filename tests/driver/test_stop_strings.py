@@ -63,13 +63,6 @@ def test_nothing_spans_the_boundary_and_the_reply_is_untouched() -> None:
     assert recheck([], reply) is reply
 
 
-def test_a_stop_within_the_last_chunk_is_not_found_twice() -> None:
-    """The engine would have stopped there; an abort after it must not cut the next chunk."""
-    recheck = StopRecheck(["ab"], len, decode)
-    reply = reply_of([3, 3, 3])
-    assert recheck([3, 3], reply) is reply
-
-
 def test_the_engines_count_of_a_stop_decides_where_it_is_searched() -> None:
     """Here a stop of two characters has six tokens; for the engine it has two, so its window of
     three tokens never holds the stop that the model spells with other tokens between."""

@@ -116,19 +116,6 @@ def test_code_of_a_model_that_may_read_images_runs_only_if_it_is_trusted(
     assert list(tmp_path.rglob("ran"))
 
 
-def test_nobody_is_asked_at_the_terminal(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    questions: list[str] = []
-
-    def answer(question: str) -> str:
-        questions.append(question)
-        return "y"
-
-    monkeypatch.setattr("builtins.input", answer)
-    with pytest.raises(ConfigError):
-        load_tokenizer(str(model))
-    assert not questions
-
-
 def test_another_mistake_of_a_tokenizer_is_named_as_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"^no tokenizer in .*: .+$"):

@@ -96,12 +96,6 @@ def test_of_an_aborted_reply_all_before_the_last_step_is_kept(steps: int) -> Non
         decode(**meta, **examined)
 
 
-def test_an_abort_in_the_queue_brings_no_tokens() -> None:
-    meta = {"finish_reason": ABORT, "completion_tokens": 0, "output_token_logprobs": []}
-    reply = decode(**meta)
-    assert (len(reply.ids), reply.weight_spans, reply.finish) == (0, [], "abort")
-
-
 def test_what_is_true_is_not_refused() -> None:
     assert len(decode(2).ids) == 2, "all requested tokens"
     assert len(decode(9).ids) == 2, "SGLang's own cap"

@@ -17,7 +17,6 @@ from seer_sgl.errors import ConfigError, PoolError
 from seer_sgl.kvpool import mooncake
 from seer_sgl.kvpool.mooncake import Machines, open_mooncake
 from seer_sgl.processes import loopback
-from seer_sgl.processes.child import free_port
 from seer_sgl.processes.supervisor import SupervisedProcess
 from seer_sgl.timing import Timing
 from tests.listening import listeners
@@ -175,16 +174,6 @@ async def test_something_that_is_no_mooncake_is_refused_by_the_keys_name(tmp_pat
             async with open_mooncake(config(master=master), tmp_path):
                 pass
     assert started() <= before
-
-
-async def test_a_master_that_does_not_answer_is_one_line_that_names_the_key(
-    tmp_path: Path,
-) -> None:
-    master = f"127.0.0.1:{free_port()}"
-    with pytest.raises(ConfigError) as raised:
-        async with open_mooncake(config(master=master), tmp_path):
-            pass
-    assert str(raised.value) == f"kv_pool.master: nothing answers at {master}"
 
 
 async def test_a_master_that_cannot_start_is_reported_with_the_end_of_its_log(

@@ -10,23 +10,6 @@ import pytest
 from seer_sgl.kvpool import packages
 
 
-@pytest.mark.parametrize(
-    ("cuda", "name"),
-    [
-        (13, "mooncake-transfer-engine-cuda13"),
-        (12, "mooncake-transfer-engine"),
-        (None, "mooncake-transfer-engine-non-cuda"),
-        (14, "mooncake-transfer-engine-non-cuda"),  # a version that Mooncake is not built for
-    ],
-)
-def test_each_cuda_has_one_package(cuda: int | None, name: str) -> None:
-    assert packages.fitting(cuda) == name
-    assert packages.mismatch([name], cuda) is None
-    others = packages.BUILT_FOR.keys() - {name}
-    assert len(others) == 2
-    assert all(packages.mismatch([other], cuda) for other in others)
-
-
 def test_the_libcudart_that_came_as_a_package_is_loaded_before_mooncake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

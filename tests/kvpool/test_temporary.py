@@ -29,12 +29,6 @@ def own(parent: Path) -> tuple["subprocess.Popen[str]", Path]:
     return owner, Path(owner.stdout.readline().strip())
 
 
-def test_a_folder_goes_with_the_block_that_made_it(tmp_path: Path) -> None:
-    with temporary_folder(tmp_path) as folder:
-        (folder / "bucket").write_bytes(b"kv")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.process
 def test_folders_of_killed_owners_are_removed_and_those_of_living_ones_kept(
     tmp_path: Path,

@@ -20,15 +20,6 @@ def stopped() -> Any:
     return SimpleNamespace(storage_stop_event=event)
 
 
-def test_a_call_that_fails_is_counted_and_the_code_behind_it_runs() -> None:
-    threads = KvThreads()
-    with threads.guarded("read"):
-        failing()
-    assert threads.failures == 1
-    assert not threads.reading
-    assert threads.broken(stopped()) is None
-
-
 def test_a_call_that_is_under_way_is_known_in_its_own_thread() -> None:
     threads, elsewhere = KvThreads(), list[bool]()
     with threads.guarded("read"):

@@ -80,13 +80,6 @@ def test_the_next_plan_learns_from_a_verification(engine: Engine) -> None:
     assert facts["sources"] == {"own": 4}
 
 
-def test_a_report_has_the_last_verification(engine: Engine) -> None:
-    engine.planner.verifying(engine.plan(), engine.outcome)
-    assert engine.planner.facts()["verified_rows"] == 2
-    assert engine.planner.facts()["verified_rows"] == 2
-    assert engine.asked == 1
-
-
 def test_a_request_that_has_ended_since_counts_without_its_sources(engine: Engine) -> None:
     engine.planner.verifying(engine.plan(), engine.outcome)
     engine.planner.finished("a")

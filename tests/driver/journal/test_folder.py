@@ -87,13 +87,6 @@ def test_a_journal_that_cannot_be_read_or_changed_is_refused_in_one_line(
     assert contents(folder) == before
 
 
-def test_a_folder_without_a_lock_that_nobody_may_write_to_is_refused(folder: Path) -> None:
-    (folder / "lock").unlink()
-    folder.chmod(0o555)
-    with unprivileged(), pytest.raises(JournalError, match="Permission denied"):
-        resume(folder)
-
-
 def test_a_new_journal_in_a_folder_that_may_not_be_changed_is_refused(folder: Path) -> None:
     with JournalFolder(folder, create=False) as opened:
         stored = read(opened)
