@@ -1,23 +1,15 @@
-"""The proxy disturbs connections as its methods say, and the driver loses no sample by it."""
+"""The proxy disturbs connections as its methods say."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import pytest
 
-from seer_sgl import Rollout
-from seer_sgl.engine.client import HttpEngine
-from seer_sgl.timing import Timing
 from tests.chaos.proxy import Proxy, proxy
-from tests.fake_sglang import VOCAB, FakeSGLang, serving
-from tests.support.fleets import check_sample
 from tests.support.waiting import jump, until
 
-Client = tuple[asyncio.StreamReader, Callable[[bytes], None]]  # what it reads, how it writes
 SOON_S = 0.05
-LONG_S = 0.5
 
 
 class Echo:
@@ -129,52 +121,3 @@ async def test_without_a_target_a_connection_is_closed() -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
         assert await reader.read(1) == b""
         writer.close()
-
-
-DISTURBANCES: dict[str, Callable[[Proxy], Any]] = {
-    "slow": lambda between: between.slow(LONG_S, SOON_S),
-    "cut": lambda between: between.cut(LONG_S),
-    "drop": lambda between: between.drop(SOON_S),
-    "reset": lambda between: asyncio.sleep(0, between.reset()),
-    "half-close": lambda between: asyncio.sleep(0, between.half_close()),
-}
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("how", DISTURBANCES)
-async def test_no_sample_is_lost_while_connections_are_disturbed(
-    how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(HttpEngine, "vocab_size", property(lambda _: VOCAB, lambda *_: None))
-    prompt_lens: dict[int, int] = {}
-    fakes = [FakeSGLang(delay_s=0.02, prompt_lens=prompt_lens) for _ in range(2)]
-    async with contextlib.AsyncExitStack() as stack:
-        wires = []
-        for fake in fakes:
-            url = await stack.enter_async_context(serving(fake))
-            wires.append(await stack.enter_async_context(proxy()))
-            wires[-1].target = "127.0.0.1", int(url.rpartition(":")[2])
-        config = {
-            "engines": {
-                "launch": "external",
-                "urls": [f"http://{wire.address}" for wire in wires],
-                "stall_timeout_s": 1.0,
-                "recovery_timeout_s": 60.0,
-            },
-            "scheduling": {"chunk_tokens": 8},
-            "rollout": {"n_samples_per_prompt": 8, "seed": 3},
-            "sampling": {"max_response_len": 50},
-        }
-        rollout = await stack.enter_async_context(
-            Rollout(config, timing=Timing(poll_s=0.05, readmission_most_s=0.2))
-        )
-        prompts = [{"prompt_ids": [1 + n, 2], "id": f"p{n}"} for n in range(8)]
-        met, samples = 0, []
-        async for group in rollout.run(prompts):
-            samples += group.samples
-            if len(samples) in (16, 40):
-                met += await DISTURBANCES[how](wires[0])
-        assert met > 0
-        assert len(samples) == len({(s.group_id, s.index) for s in samples}) == 64
-        for sample in samples:
-            check_sample(sample, limit=50)
