@@ -160,15 +160,11 @@ async def test_only_the_first_rank_of_a_server_speaks_of_drafts(server: LinkServ
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"\xc1",
         b"\x00" * 1000,
         messages.encode(Deltas([Delta("g", -1, 0, b"abcd")])),
-        messages.encode(Deltas([Delta("g", 0, -1, b"abcd")])),
-        messages.encode(Deltas([Delta("g" * 999, 0, 0, b"abcd")])),
-        messages.encode(Open({"g": {0: -1}})),
         messages.encode(Deltas([Delta("g", 0, 0, bytes(messages.MAX_FRAME_BYTES))])),
     ],
-    ids=["garbage", "zeros", "sequence", "position", "name", "length", "huge"],
+    ids=["zeros", "an impossible value", "huge"],
 )
 async def test_a_hostile_frame_closes_its_socket_only(
     server: LinkServer, driver: HubClient, garbage: bytes

@@ -152,19 +152,6 @@ def test_parts_give_the_draws_and_logprobs_of_the_whole(  # noqa: PLR0917
         assert str(getattr(parts, name)) == str(getattr(once, name))
 
 
-def test_penalties_count_in_a_verification_without_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_sampler, "MOST_BYTES", 1)  # penalties are not cut into parts
-    penalties = torch.zeros(COUNT, WORDS)
-    penalties[:, 2] = 5.0
-    sampling = Sampling(torch.ones(COUNT, 1), None, acc_additive_penalties=penalties)
-    sampler, output = Sampler(), Logits(torch.zeros(COUNT, WORDS))
-    drawing = NodeSampler(runner(sampler), batch(sampling), 1, None)
-    draws = drawing.draw(output, torch.arange(COUNT))
-    assert draws.tolist() == [2, 3, 4, 5, 6]
-    assert sampler.calls == [COUNT]
-    assert sampling.grammar_mask is None, "its memory is not needed any more"
-
-
 @pytest.mark.parametrize("most_bytes", [1, 1 << 30])
 def test_a_node_draws_no_stop_token_before_its_own_request_has_its_minimum(
     monkeypatch: pytest.MonkeyPatch, most_bytes: int
@@ -190,14 +177,19 @@ def test_a_node_draws_no_stop_token_before_its_own_request_has_its_minimum(
     assert torch.isfinite(output.next_token_logprobs).all()
 
 
-def test_a_minimum_counts_beside_other_penalties() -> None:
+def test_penalties_and_a_minimum_count_in_a_verification_without_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node_sampler, "MOST_BYTES", 1)  # penalties are not cut into parts
     penalties = torch.zeros(COUNT, WORDS)
     penalties[:, 2] = 5.0
     stops = torch.zeros(COUNT, WORDS)
     stops[:, 2] = -torch.inf
     minimum = Minimum(torch.tensor([0, 0, 4, 4, 5]), stops)
-    given = batch(Sampling(torch.ones(COUNT, 1), None, acc_additive_penalties=penalties))
-    given.return_logprob = False
-    output, positions = Logits(torch.zeros(COUNT, WORDS)), torch.arange(COUNT)
-    draws = NodeSampler(runner(Sampler()), given, 1, minimum).draw(output, positions) - positions
+    sampling = Sampling(torch.ones(COUNT, 1), None, acc_additive_penalties=penalties)
+    sampler, output, positions = Sampler(), Logits(torch.zeros(COUNT, WORDS)), torch.arange(COUNT)
+    drawing = NodeSampler(runner(sampler), batch(sampling), 1, minimum)
+    draws = drawing.draw(output, positions) - positions
     assert draws.tolist() == [2, 2, 0, 2, 2]
+    assert sampler.calls == [COUNT]
+    assert sampling.grammar_mask is None, "its memory is not needed any more"

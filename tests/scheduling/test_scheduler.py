@@ -19,7 +19,7 @@ from seer_sgl.scheduling.setbacks import (
     MAX_CONSECUTIVE_FAILURES,
     MAX_REFUSED_GROUPS,
 )
-from seer_sgl.types import Chunk, ChunkReply, ChunkResult
+from seer_sgl.types import Chunk, ChunkReply, ChunkResult, FinishReason
 from tests.helpers import LEFT, UNDIVIDABLE, make_group, make_reply, why_given_up
 from tests.scheduling.chunks import take
 
@@ -133,26 +133,17 @@ def test_a_request_that_is_aborted_whenever_it_begins_again_gives_its_group_up()
     assert "cannot be continued ended (abort) after 40 of 100 tokens" in (why_given_up(group) or "")
 
 
-def test_abort_keeps_the_tokens_and_the_request_continues() -> None:
+@pytest.mark.parametrize("finish", ["abort", "length"])
+def test_a_chunk_that_ends_early_shortens_no_response(finish: FinishReason) -> None:
     scheduler = one_engine()
     group = make_group(n=1, max_response_len=30)
     scheduler.submit(group)
-    returned(scheduler, take(scheduler), make_reply(12, "abort"))
+    returned(scheduler, take(scheduler), make_reply(12, finish))
+    assert group.requests[0].finish_reason is None
     chunk = take(scheduler)
     assert chunk.max_new_tokens == 18
     returned(scheduler, chunk, make_reply(18, first=13))
     assert list(group.requests[0].response_ids) == list(range(1, 31))
-
-
-def test_an_engine_that_stops_short_does_not_shorten_the_response() -> None:
-    scheduler = one_engine()
-    group = make_group(n=1, max_response_len=30)
-    scheduler.submit(group)
-    returned(scheduler, take(scheduler), make_reply(5, "length"))
-    assert group.requests[0].finish_reason is None
-    chunk = take(scheduler)
-    assert chunk.max_new_tokens == 25
-    returned(scheduler, chunk, make_reply(25))
     assert group.requests[0].finish_reason == "length"
 
 
