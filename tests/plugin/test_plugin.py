@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from seer_sgl.link.contract import REPORT
-from seer_sgl.plugin import plugin
 from seer_sgl.plugin.ability import Ability
 from seer_sgl.plugin.hook import Hook
 from seer_sgl.plugin.plugin import Plugin
@@ -114,7 +113,3 @@ def test_what_is_off_is_reported_and_takes_its_figures_along() -> None:
     report = loaded.report(idle_scheduler())
     assert (report.missing, report.hooks, report.off) == ([], 0, loaded.off)
     assert (report.work, report.waiting, report.inexact) == (None, [], "b")
-
-
-def test_a_process_that_sglang_has_not_loaded_the_plugin_into_has_none() -> None:
-    assert plugin.current() is None

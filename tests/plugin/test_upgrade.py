@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from seer_sgl.plugin.plugin import Plugin
 from seer_sgl.plugin.sources import PACKAGE, Sources
 
 from . import upgrade
@@ -87,10 +86,3 @@ def test_only_names_that_the_installed_version_lacks_are_a_failure(
     monkeypatch.setattr(upgrade, "lacked_by", lambda *_: lambda _: iter(()))  # reads all of SGLang
     monkeypatch.setattr(upgrade, "wheel", lambda *_: None)
     assert upgrade.main([]) == status
-
-
-def test_every_hook_states_its_reason_and_its_end_in_a_sentence_each() -> None:
-    for hook in Plugin(on_cpu=True).hooks:
-        for sentence in (hook.why, hook.until):
-            assert sentence.endswith("."), hook.target
-            assert ". " not in sentence, hook.target
