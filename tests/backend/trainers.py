@@ -45,18 +45,6 @@ class OverHttp:
     async def end(self) -> Said:
         return await self._post("/end_weight_update")
 
-    async def pause(self) -> Said:
-        return await self._post("/pause_generation", mode="retract")
-
-    async def resume(self) -> Said:
-        return await self._post("/continue_generation")
-
-    async def release(self, *tags: str) -> Said:
-        return await self._post("/release_memory_occupation", tags=tags)
-
-    async def take_back(self) -> Said:
-        return await self._post("/resume_memory_occupation")
-
     async def join(self, url: str) -> Said:
         return await self._post("/workers", url=url)
 
@@ -91,18 +79,6 @@ class FromPython:
 
     async def end(self) -> Said:
         return await self._said(self._backend.end_update())
-
-    async def pause(self) -> Said:
-        return await self._said(self._backend.pause())
-
-    async def resume(self) -> Said:
-        return await self._said(self._backend.resume())
-
-    async def release(self, *tags: str) -> Said:
-        return await self._said(self._backend.release_memory(tags))
-
-    async def take_back(self) -> Said:
-        return await self._said(self._backend.resume_memory())
 
     async def join(self, url: str) -> Said:
         return await self._said(self._backend.join(url))
