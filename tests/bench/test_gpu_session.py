@@ -101,13 +101,6 @@ def test_kernels_that_arrive_in_a_session_change_no_benchmark_of_shapes() -> Non
             assert ("attention-backend=fa3" in commands[name]) == used, (done, name)
 
 
-def test_what_says_most_in_a_minute_comes_first() -> None:
-    names = [part.name for part in parts(Session(OUT), EVERYTHING)]
-    assert names[:4] == ["machine", "kernels", "steps", "steps-fa3"]
-    order = ["trace-shape", "shapes-first", "exact-triton", "reasoner-2", "shapes-2"]
-    assert sorted(order, key=names.index) == order
-
-
 def test_a_shape_speaks_the_recorded_text_and_a_real_model_its_own() -> None:
     for bench, imposes in (([], True), (["--set", "model.path=M"], False)):
         for part in parts(Session(OUT, bench), EVERYTHING):

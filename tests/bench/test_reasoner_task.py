@@ -56,14 +56,6 @@ def test_the_split_ignores_the_order_of_the_pair_and_holds_out_a_quarter() -> No
     assert 0.24 < sum(task.is_held_out(a, b) for a, b in pairs) / len(pairs) < 0.26
 
 
-def test_the_same_seed_gives_the_same_prompts_and_traces() -> None:
-    def draw() -> list[str]:
-        rng = random.Random(7)
-        return [task.trace(task.mixed_prompt(rng, held_out=True), rng) for _ in range(10)]
-
-    assert draw() == draw()
-
-
 def test_the_shortest_prompts_leave_enough_wording_for_siblings_to_differ() -> None:
     rng = random.Random(3)
     for prompt in list(task.prompt_file(rng, held_out=True, count=64)):

@@ -160,17 +160,6 @@ async def test_a_client_that_closes_its_half_of_the_socket_has_hung_up(stream: b
         assert await connection.closed()
 
 
-async def test_pipelined_requests_are_answered_in_order() -> None:
-    lengths = [1 + 3 * (i % 5) for i in range(40)]
-    async with attacked(CarefulFake(longest=1000)) as (_, connection):
-        requests = [post(body((50 + i) << 7, length)) for i, length in enumerate(lengths)]
-        await connection.send(b"".join(requests))
-        for length in lengths:
-            status, answer = await connection.answer()
-            assert status == 200
-            assert len(json.loads(answer)["output_ids"]) == length
-
-
 async def test_a_client_that_never_reads_its_stream_costs_bounded_memory() -> None:
     fake = CarefulFake(longest=3001)
     async with (

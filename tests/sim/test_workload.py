@@ -9,7 +9,7 @@ import pytest
 from seer_sgl.errors import ConfigError
 from seer_sgl.sim.config import LengthsConfig
 from seer_sgl.sim.opening import facts
-from seer_sgl.sim.source import load_settings, workload_file, workload_names
+from seer_sgl.sim.source import load_settings, workload_file
 from seer_sgl.sim.workload import draw, sample
 from seer_sgl.traces.reading import read_trace
 
@@ -30,10 +30,6 @@ def test_a_workload_has_the_published_figures(name: str) -> None:
     assert np.mean(lengths) == pytest.approx(mean, rel=0.001)
     assert max(lengths) == longest
     assert min(lengths) >= 1
-
-
-def test_every_workload_has_a_file() -> None:
-    assert workload_names() == sorted(PUBLISHED)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9])

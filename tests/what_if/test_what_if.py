@@ -126,16 +126,6 @@ def test_a_mistake_is_one_line_and_status_2(
     assert done.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("--draws", "101"), ("--engines", "10001"), ("--gpus-per-engine", "1025"), ("--price", "inf")],
-)
-def test_a_number_beyond_its_range_is_refused(what_if: WhatIf, option: str, value: str) -> None:
-    done = what_if("samples.jsonl", option, value)
-    assert (done.status, done.out) == (2, "")
-    assert f"Invalid value for '{option}'" in done.err
-
-
 def test_a_config_fixes_the_chunk_and_is_named_beside_the_engines(what_if: WhatIf) -> None:
     Path("c.yaml").write_text("engine: {kv_tokens: 8192}\nscheduling: {chunk_tokens: 512}\n")
     options = "even.csv", "--config", "c.yaml", "--set", "pool.gb_s=3", "--draws", "0"
