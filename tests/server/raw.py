@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -50,11 +49,6 @@ class Connection(NamedTuple):
                 while await self.reader.read(1 << 16):
                     pass
         return True
-
-    @property
-    def socket(self) -> socket.socket:
-        """The socket."""
-        return self.writer.get_extra_info("socket")  # type: ignore[no-any-return]
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.fake_sglang import FakeSGLang
-from tests.support.metrics import body, counters, streamed
+from tests.support.bodies import events
+from tests.support.metrics import body, counters
 
 from .helpers import served
 from .scrape import scraped
@@ -33,7 +34,7 @@ async def test_every_query_names_series_and_labels_that_a_server_has() -> None:
     async with served(FakeSGLang(plugin=counters(10)), FakeSGLang(plugin=counters(10))) as it:
         await it.generate(**body(1))
         await it.generate(**body(2, top_logprobs_num=1))
-        await streamed(it, **body(3))
+        await events(it, **body(3))
         labels = (await scraped(it)).labels()
     problems, used = [], set()
     for panel in panels():

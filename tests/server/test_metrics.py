@@ -14,7 +14,8 @@ from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
 from seer_sgl.server.prefixes import Prefixes
 from tests.fake_sglang import FakeSGLang
-from tests.support.metrics import LIMIT, body, counters, streamed
+from tests.support.bodies import events
+from tests.support.metrics import LIMIT, body, counters
 from tests.support.waiting import until
 
 from .helpers import CHUNK, served
@@ -29,7 +30,7 @@ async def test_tokens_chunks_and_requests_are_counted_once() -> None:
     fakes = [FakeSGLang(longest=1000), FakeSGLang(longest=1000)]
     async with served(*fakes) as it:
         await asyncio.gather(*(it.generate(**body(i)) for i in range(6)))
-        await streamed(it, **body(9))
+        await events(it, **body(9))
         now = await scraped(it)
     chunks = 7 * LIMIT / CHUNK
     assert now("seer_generated_tokens_total") == 7 * LIMIT

@@ -109,7 +109,13 @@ async def test_a_rollout_whose_client_left_is_no_request_given_up() -> None:
 async def test_the_data_is_bounded_whatever_the_number_of_requests() -> None:
     fake = FakeSGLang(longest=1000, delay_s=30.0)
     async with served(fake) as it:
-        with it.service.started(await calls(it, 200)):
+        reader = GenerateReader(it.service.texts(), None)
+        calls = []
+        for number in range(200):
+            hostile = f"<script>\u202e\n{number}" + "x" * 1000
+            fields = body(number, group_id=hostile)
+            calls += reader.read(msgspec.json.encode(fields), None).calls
+        with it.service.started(calls):
             await until(lambda: fake.running == 200)
             data = await live(it)
     assert len(data["tail"]) == MOST_TAIL
@@ -120,16 +126,6 @@ async def test_the_data_is_bounded_whatever_the_number_of_requests() -> None:
         assert len(group["group"]) <= MOST_CHARACTERS
         assert group["group"].isprintable()
     assert data["tail"][0]["engine"] == "e0"
-
-
-async def calls(it: Served, count: int) -> list[Any]:
-    reader = GenerateReader(it.service.texts(), None)
-    made = []
-    for number in range(count):
-        hostile = f"<script>\u202e\n{number}" + "x" * 1000
-        fields = body(number, group_id=hostile)
-        made += reader.read(msgspec.json.encode(fields), None).calls
-    return made
 
 
 async def test_a_reader_that_comes_back_gets_only_new_cells_and_a_new_server_all() -> None:

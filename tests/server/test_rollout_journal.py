@@ -14,7 +14,7 @@ from tests.fake_sglang import FakeSGLang
 from tests.rollout.fakes import Fakes, JournalNow, fakes, journal_now, rolled
 
 from .helpers import Served, served_config, whole
-from .rollout_client import SEED, Stream, assert_exact, get, groups_of, prompts, rollout
+from .rollout_client import SEED, assert_exact, get, groups_of, prompts, rollout
 
 LIMIT = 40
 N = 2
@@ -176,8 +176,14 @@ async def test_a_client_that_left_gets_the_samples_of_unfinished_groups_again(
     async with fakes(delay_s=0.01) as it, server(it, tmp_path) as served:
         options = {"journal": "step-1", "stream": "samples"}
         async with rollout(served, GROUPS, **options) as stream:
-            first = [line async for line in until_samples(stream, 3)]
-        assert first[0]["resumed"] is None
+            early = stream.lines()
+            assert (await anext(early))["resumed"] is None
+            first = []
+            async for line in early:
+                if line["event"] == "sample":
+                    first.append(line)
+                if len(first) == 3:
+                    break
         await unlocked(tmp_path / "step-1")
         async with rollout(served, GROUPS, **options) as stream:
             lines = await stream.rest()
@@ -188,17 +194,7 @@ async def test_a_client_that_left_gets_the_samples_of_unfinished_groups_again(
         assert line["response_ids"] == whole(line["seed"], 3, it.servers[0], LIMIT)
     resumed = lines[0]["resumed"]
     assert resumed["samples"] >= 3
-    assert resumed["tokens"] >= sum(len(line["response_ids"]) for line in first[1:])
-
-
-async def until_samples(stream: Stream, count: int) -> AsyncIterator[dict[str, Any]]:
-    """Yields the lines until so many samples are there."""
-    async for line in stream.lines():
-        if line["event"] != "group":
-            yield line
-        count -= line["event"] == "sample"
-        if not count:
-            return
+    assert resumed["tokens"] >= sum(len(line["response_ids"]) for line in first)
 
 
 async def test_a_journal_is_removed_unless_a_rollout_uses_it(tmp_path: Path) -> None:

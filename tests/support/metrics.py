@@ -2,22 +2,13 @@
 
 from typing import Any
 
-from tests.server.helpers import Served
-
 LIMIT = 40
-
-
 LONG = 900 << 7  # the seed of a response that is longer than any limit here
 
 
 def body(number: int, **more: Any) -> dict[str, Any]:
     params = {"max_new_tokens": LIMIT, "sampling_seed": LONG + number, **more.pop("params", {})}
     return {"input_ids": [5, 6, 7], "sampling_params": params, **more}
-
-
-async def streamed(it: Served, **fields: Any) -> None:
-    async with it.session.post(f"{it.url}/generate", json={**fields, "stream": True}) as reply:
-        await reply.read()
 
 
 def counters(verified: int) -> dict[str, Any]:
