@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seer_sgl.audit.formats import SampleFile, read_samples, read_sampling
+from seer_sgl.audit.formats import SampleFile, read_samples
 from seer_sgl.audit.recorded import labels
 from seer_sgl.errors import ConfigError
 from seer_sgl.sampling import NEUTRAL
 from tests.traces.slime import dumped
 
-from .scoring_sglang import sample_line, write_lines
+from .scoring_sglang import write_lines
 
 VERL = {"input": "a", "output": "b", "gts": None, "score": 1.0, "step": 3}
 PLAIN = {"prompt_ids": [1, 2], "response_ids": [3, 4], "log_probs": [-0.5, None]}
@@ -81,33 +81,6 @@ def test_missing_and_empty_files_are_one_line(tmp_path: Path) -> None:
         read(tmp_path / "none.jsonl")
     with pytest.raises(ConfigError, match="Is a directory"):
         read(tmp_path)
-
-
-def test_sampling_parameters_are_checked() -> None:
-    assert read_sampling(["temperature=0.6", "top_p=0.95"]).temperature == 0.6
-    with pytest.raises(ConfigError, match="--set: temperature"):
-        read_sampling(["temperature=hot"])
-    with pytest.raises(ConfigError, match="temprature"):
-        read_sampling(["temprature=1"])
-
-
-def test_parts_come_from_chunks_engines_and_weights(tmp_path: Path) -> None:
-    line = sample_line(0, tokens=4) | {
-        "chunk_lengths": [1, 3],
-        "weight_spans": [{"version": "a", "tokens": 2}, {"version": "b", "tokens": 2}],
-    }
-    (sample,) = read(write_lines(tmp_path / "samples.jsonl", [line])).samples
-    assert labels(sample) == {
-        "position": ["0", "1 to 15", "1 to 15", "1 to 15"],
-        "chunk": [
-            "first chunk",
-            "later chunks: first token",
-            *["later chunks: other tokens"] * 2,
-        ],
-        "engine": ["e0", "e1", "e1", "e1"],
-        "weight version": ["a", "a", "b", "b"],
-        "drafts": ["not drafted"] * 4,
-    }
 
 
 def test_samples_whose_prompts_have_images_are_left_out(tmp_path: Path) -> None:

@@ -153,12 +153,9 @@ def two_draws(name: str) -> list[Line]:
     ]
 
 
-def test_the_table_leaves_out_a_bound_that_was_not_simulated() -> None:
+def test_the_table_has_mean_and_range_of_the_draws_and_the_bound_that_was_simulated() -> None:
     lines = [{**line, "bound": {}} for line in two_draws("cpu")]
     assert "| cpu | 2 % | 2 |  | 6.5 % " in table(lines)
-
-
-def test_the_table_has_mean_and_range_of_the_draws() -> None:
     *_, row = table(two_draws("qwen2-vl-72b")).splitlines()
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == [

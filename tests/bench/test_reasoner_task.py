@@ -67,7 +67,7 @@ def test_the_shortest_prompts_leave_enough_wording_for_siblings_to_differ() -> N
 
 
 @pytest.mark.parametrize("held_out, at_least", [(True, 256), (False, 512)])
-def test_shipped_prompts_are_distinct_and_on_their_side_of_the_split(
+def test_shipped_prompts_are_distinct_on_their_side_of_the_split_and_have_their_answer(
     held_out: bool, at_least: int
 ) -> None:
     records = prompts(held_out)
@@ -75,12 +75,8 @@ def test_shipped_prompts_are_distinct_and_on_their_side_of_the_split(
     assert len(records) >= at_least
     assert len({frozenset(pair) for pair in pairs}) == len(records)
     assert all(task.is_held_out(*pair) == held_out for pair in pairs)
-
-
-@pytest.mark.parametrize("held_out", [True, False])
-def test_shipped_prompts_carry_their_answer_and_steps(held_out: bool) -> None:
-    for record in prompts(held_out):
-        prompt = task.Prompt(*numbers(record["prompt"]))
+    for record, pair in zip(records, pairs, strict=True):
+        prompt = task.Prompt(*pair)
         assert record["prompt"] == prompt.text
         assert record["metadata"] == {"answer": prompt.answer, "steps": prompt.steps}
 

@@ -116,9 +116,3 @@ def test_engines_that_run_already() -> None:
     servers = servers_config(EVERY["greedy_ngram"], config)
     assert isinstance(servers.engines, ExternalEngines)
     assert servers.engines.urls == ["http://c:3"]
-
-
-def test_an_unknown_kind_of_servers_is_refused() -> None:
-    overrides = overrides_from({"engines": ["fast=http://a:1"]})
-    with pytest.raises(ConfigError, match=r"bench\.urls"):
-        load_ready_bench(gpu=False, overrides=[*overrides, *UNPOOLED])

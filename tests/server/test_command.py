@@ -32,11 +32,13 @@ async def test_the_end_unfreezes_what_the_start_froze(tmp_path: Path) -> None:
     assert gc.get_freeze_count() == 0
 
 
-@pytest.mark.parametrize("launch", ["local", "ray"])
+@pytest.mark.parametrize(("launch", "key"), [("local", None), ("ray", None), ("local", "")])
 def test_started_engines_of_a_server_with_a_token_get_a_key(
-    monkeypatch: pytest.MonkeyPatch, launch: str
+    monkeypatch: pytest.MonkeyPatch, launch: str, key: str | None
 ) -> None:
     monkeypatch.setenv(ADMIN_KEY, "secret")
+    if key is not None:
+        monkeypatch.setenv(API_KEY, key)
     config = with_keys(parse({"model": {"path": "m"}, "engines": {"launch": launch}}))
     assert config.server.admin_api_key == "secret"
     assert len(config.engines.api_key or "") > 30
@@ -52,12 +54,6 @@ def test_a_token_of_the_environment_that_opens_too_much_is_refused(
     monkeypatch.setenv(variable, token)
     with pytest.raises(ConfigError, match=f"^{variable}: "):
         with_keys(parse({"model": {"path": "m"}}))
-
-
-def test_an_empty_key_of_the_engines_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(API_KEY, "")
-    config = parse({"model": {"path": "m"}, "server": {"api_key": "a"}})
-    assert len(with_keys(config).engines.api_key or "") > 30
 
 
 @pytest.mark.parametrize(

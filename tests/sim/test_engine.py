@@ -65,7 +65,10 @@ def test_a_stretch_inverts_itself(first: float, more: float) -> None:
 def test_without_a_pool_a_request_that_moves_is_prefilled_again() -> None:
     crowded = "engine.kv_tokens=12000", "engine.count=6", "scheduling.max_spread=0"
     pooled = report(rolled(small(*crowded)))
-    alone = report(rolled(small(*crowded, "pool.enabled=false")))
+    config = small(*crowded, "pool.enabled=false")
+    run = simulate(sample(config.workload), config)
+    alone = report(run.record)
+    assert run.pool_peak == 0
     assert pooled["migrations"] > 5
     assert alone["migrations"] > 5
     assert pooled["moved_bytes"] > 0

@@ -52,12 +52,6 @@ def test_the_peak_is_the_kv_of_all_responses_that_are_begun() -> None:
     assert run.pool_peak == 4 * (200 + 2000), "two of three chunks each, prompts included"
 
 
-def test_without_a_pool_there_is_no_peak() -> None:
-    config = small("pool.enabled=false")
-    assert simulate(sample(config.workload), config).pool_peak == 0
-    assert report(rolled(config))["fetches"] == 0
-
-
 @pytest.mark.parametrize("chunk", [500, 1000])
 def test_a_chunk_that_begins_takes_its_time_from_the_engine(chunk: int) -> None:
     lengths = 'workload.lengths={"mean": 2000, "max": 2000, "sigma": 0, "group_share": 0.5}'

@@ -121,22 +121,6 @@ def test_draws_give_the_mean_and_the_range_of_each_figure(simulate: Simulate) ->
     assert result.err.index(first) < result.err.index(second)
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ((*NAMED, "--draws", "1"), "--draws 1: expected at least 2"),
-        (("--trace", "samples.jsonl", "--draws", "2"), "--draws: the lengths of --trace"),
-        ((*NAMED, "--draws", "2", "--sweep", "chunk_tokens=64"), "--draws: not together"),
-    ],
-)
-def test_draws_that_cannot_be_are_refused(
-    simulate: Simulate, options: tuple[str, ...], named: str
-) -> None:
-    ended = simulate(*options)
-    assert ended.status == 2
-    assert named in ended.err
-
-
 def pictures(*names: str) -> set[str]:
     return {f"{name}.{suffix}" for name in names for suffix in ("svg", "png")}
 
@@ -180,6 +164,12 @@ def test_out_has_json_and_pictures(simulate: Simulate, folder: Path) -> None:
             ["--trace", "samples.jsonl", "--set", "speculation.draft_ms=1"],
             "speculation.draft_ms: removed; speculation.step_cpu_ms is the time of a",
         ),
+        (["--trace", "samples.jsonl", "--set", "speculation.drafts=0"], "speculation.drafts: "),
+        (["--trace", "samples.jsonl", "--set", "speculation.drafts=65"], "speculation.drafts: "),
+        (
+            ["--trace", "samples.jsonl", "--set", "speculation.drafts=1"],
+            "speculation.accept_length: must be between 1 and 2",
+        ),
         (
             ["--trace", "samples.jsonl", "--set", "paper.rows.seer.foo=1"],
             "foo: unknown key",
@@ -206,6 +196,12 @@ def test_out_has_json_and_pictures(simulate: Simulate, folder: Path) -> None:
             "--sweep enabled=true: enabled: ambiguous: pool",
         ),
         (["--workload", "moonlight", "--sweep", "chunk_tokens"], "expected key=value,value,..."),
+        (["--workload", "moonlight", "--draws", "1"], "--draws 1: expected at least 2"),
+        (["--trace", "samples.jsonl", "--draws", "2"], "--draws: the lengths of --trace"),
+        (
+            ["--workload", "moonlight", "--draws", "2", "--sweep", "chunk_tokens=64"],
+            "--draws: not together",
+        ),
         (["--workload", "moonlight", "--out", "samples.jsonl"], "--out samples.jsonl: File exists"),
     ],
 )

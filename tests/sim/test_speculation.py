@@ -3,10 +3,8 @@
 import pytest
 
 from seer_sgl.config import with_values
-from seer_sgl.errors import ConfigError
 from seer_sgl.report.report import report
 from seer_sgl.sim.config import EngineConfig, SpeculationConfig
-from seer_sgl.sim.source import load_settings
 from seer_sgl.sim.speculation import MAX_DRAFTS, Pace, Speculation, expected_tokens
 from seer_sgl.sim.steps import StepTime
 from seer_sgl.sim.variants import VARIANTS
@@ -68,19 +66,6 @@ def test_a_given_number_of_drafts_is_not_shortened() -> None:
     assert found.fixed_s - plain == pytest.approx(10 * 12 * 20e-6)
     dear = Speculation(with_values(given, {"step_cpu_ms": 100.0}), StepTime(engine))
     assert dear.pace(10, alpha, CONTEXT).tokens == 1, "a plain step is faster"
-
-
-@pytest.mark.parametrize(
-    ("drafts", "complaint"),
-    [
-        (0, "speculation.drafts"),
-        (65, "speculation.drafts"),
-        (1, "speculation.accept_length: must be between 1 and 2"),
-    ],
-)
-def test_drafts_that_cannot_be_are_refused(drafts: int, complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        load_settings(overrides=[f"speculation.drafts={drafts}"])
 
 
 def test_the_costly_end_of_the_range_lies_between_drafting_and_not() -> None:

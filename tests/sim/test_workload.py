@@ -51,18 +51,14 @@ def test_an_epoch_later_prompts_are_the_same_and_responses_are_not() -> None:
     assert np.corrcoef(*means)[0, 1] > 0.9
 
 
-def write(path: Path, *lines: object) -> Path:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 def test_a_trace_is_read_as_rollout_writes_it(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "samples.jsonl",
+    path = tmp_path / "samples.jsonl"
+    lines: list[dict[str, object]] = [
         {"group_id": "a", "index": 1, "response_length": 30, "prompt_ids": [7, 8, 9], "seed": 4},
         {"group_id": "b", "index": 0, "response_length": 5, "prompt_ids": [7]},
         {"group_id": "a", "index": 0, "response_length": 20, "prompt_ids": [7, 8, 9]},
-    )
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     groups = read_trace(path).groups
     assert [(g.group_id, list(g.prompt_ids), g.lengths) for g in groups] == [
         ("a", [7, 8, 9], [20, 30]),
@@ -72,19 +68,6 @@ def test_a_trace_is_read_as_rollout_writes_it(tmp_path: Path) -> None:
     assert (workload.groups, workload.n_samples_per_prompt, workload.prompt_tokens) == (2, 2, 3)
     assert workload.lengths.mean == pytest.approx(55 / 3)
     assert workload.lengths.max == 30
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ({"group_id": "a", "index": 0, "response_length": 9}, "t.jsonl:2: index: sample 0 of its"),
-        ({"group_id": "a", "index": 1, "response_length": -1}, "t.jsonl:2: response_length: exp"),
-    ],
-)
-def test_a_bad_line_of_a_trace_is_named(tmp_path: Path, line: object, complaint: str) -> None:
-    path = write(tmp_path / "t.jsonl", {"group_id": "a", "index": 0, "response_length": 8}, line)
-    with pytest.raises(ConfigError, match=complaint):
-        read_trace(path)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from seer_sgl.errors import ConfigError
 from seer_sgl.traces.reading import read_trace
 from seer_sgl.traces.trace import UNKNOWN_PROMPT, Trace
 
+INDEXED = '{"group_id": "a", "index": 0, "response_length": 8}\n'
+
 
 def lines(path: Path, *records: object) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -27,10 +29,11 @@ def test_a_line_is_a_response_or_a_group(tmp_path: Path) -> None:
         {"group_id": "b", "lengths": [4, 9], "prompt_ids": [1, 2]},
         {"group": 7, "response_ids": [1, 2, 3], "extra": {}},
         {"group_id": "b", "response_length": 8, "index": 2, "failure": "given up"},
+        {"group": 7, "length": 0},
     )
     trace = read_trace(path)
     assert shape(trace) == [("7", 3, [5, 3]), ("b", 2, [4, 9])]
-    assert trace.assumed == []
+    assert trace.assumed == ["Responses without tokens, left out: 1."]
 
 
 def test_lines_of_lengths_are_a_group_each_and_a_byte_order_mark_is_no_json(
@@ -62,12 +65,6 @@ def test_a_csv_has_groups_and_lengths(tmp_path: Path, text: str) -> None:
     assert trace.assumed == []
 
 
-def test_columns_are_found_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("Length, Other, Group\n10, x, a\n20, y, a\n")
-    assert shape(read_trace(path)) == [("a", UNKNOWN_PROMPT, [10, 20])]
-
-
 def test_what_a_file_lacks_is_said(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("length\n10\n0\n20\n30\n")
@@ -90,22 +87,20 @@ def test_responses_without_a_group_are_counted_and_join_no_other(tmp_path: Path)
     assert "1 of 2 responses have no group: each response has a prompt of its own." in trace.assumed
 
 
-def test_a_response_of_no_tokens_is_left_out_of_json_lines_too(tmp_path: Path) -> None:
-    path = lines(tmp_path / "t.jsonl", {"group": 1, "length": 0}, {"group": 1, "length": 4})
-    trace = read_trace(path)
-    assert [lengths for _, _, lengths in shape(trace)] == [[4]]
-    assert "Responses without tokens, left out: 1." in trace.assumed
-
-
 @pytest.mark.parametrize(
     "text",
-    ["step,group_id,response_length\n7,a,10\n", "\ufeffgroup,length\na,10\n", "\ufeffa,10\n"],
-    ids=["other names", "byte order mark", "mark without names"],
+    [
+        "step,group_id,response_length\n7,a,10\n7,a,20\n",
+        "Length, Other, Group\n10, x, a\n20, y, a\n",
+        "\ufeffgroup,length\na,10\na,20\n",
+        "\ufeffa,10\na,20\n",
+    ],
+    ids=["other names", "capitals and spaces", "byte order mark", "mark without names"],
 )
 def test_a_csv_may_have_other_names_and_a_byte_order_mark(tmp_path: Path, text: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text, encoding="utf-8")
-    assert shape(read_trace(path)) == [("a", UNKNOWN_PROMPT, [10])]
+    assert shape(read_trace(path)) == [("a", UNKNOWN_PROMPT, [10, 20])]
 
 
 def test_a_csv_may_have_long_texts(tmp_path: Path) -> None:
@@ -136,6 +131,8 @@ def test_a_compressed_file_is_named(tmp_path: Path) -> None:
         ("t.jsonl", '{"group": 1, "length": "x"}\n', "t.jsonl:1: .*length: expected int"),
         ("t.jsonl", '{"group": 1, "lengths": []}', "t.jsonl:1: lengths: the list is empty"),
         ("t.jsonl", '{"lengths": [1], "response_length": 1}', "t.jsonl:1: give exactly one of"),
+        ("t.jsonl", INDEXED + INDEXED, "t.jsonl:2: index: sample 0 of its"),
+        ("t.jsonl", INDEXED + '{"response_length": -1}', "t.jsonl:2: response_length: exp"),
         ("t.jsonl", "no JSON\n", "t.jsonl:1: not JSON"),
         ("t.csv", "a,10\nb,x\n", "t.csv:2: length: 'x' is not a number of tokens"),
         ("t.csv", "group,length\n", "no response with tokens"),

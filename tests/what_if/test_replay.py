@@ -48,25 +48,24 @@ async def test_every_order_generates_the_recorded_lengths(tmp_path: Path) -> Non
     assert [each.order for each in answer.replayed_ratios] == list(REPLAYED[:-1])
 
 
-async def test_today_s_orders_send_whole_requests_and_ours_chunks(tmp_path: Path) -> None:
+async def test_today_s_orders_send_whole_requests_of_new_prompts_and_ours_chunks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fake = EndlessSGLang()
-    await replayed(tmp_path, [fake], rounds=1)
+    asked = await replayed(tmp_path, [fake], rounds=1)
+    asked.show(Console(width=200), as_json=False)
+    assert "Replayed on the given servers, 1 rounds" in capsys.readouterr().out
     sent = calls(fake)[2:]  # behind the warm-up
+    rollouts = fake.seen[2:14], fake.seen[14:26]
+    prompts = [{tuple(call["input_ids"]) for call in rollout} for rollout in rollouts]
+    assert [len(each) for each in prompts] == [4, 4]
+    assert not prompts[0] & prompts[1]
     whole = Counter((PROMPTS[g], n) for g, lengths in enumerate(LENGTHS) for n in lengths)
     assert Counter(sent[:12]) == Counter(sent[12:24]) == whole
     ours = sent[24:]
     assert max(budget for _, budget in ours) == CHUNK
     assert sum(budget for _, budget in ours) == sum(map(sum, LENGTHS))
     assert all(c["sampling_params"]["ignore_eos"] for c in fake.seen)
-
-
-async def test_groups_share_a_prompt_which_no_other_rollout_has(tmp_path: Path) -> None:
-    fake = EndlessSGLang()
-    await replayed(tmp_path, [fake], rounds=1)
-    first, second = fake.seen[2:14], fake.seen[14:26]
-    prompts = [{tuple(call["input_ids"]) for call in calls} for calls in (first, second)]
-    assert [len(each) for each in prompts] == [4, 4]
-    assert not prompts[0] & prompts[1]
 
 
 async def test_a_request_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -79,16 +78,3 @@ async def test_a_request_that_fails_for_good_ends_the_replay(tmp_path: Path) -> 
     fake.faults.extend(["ok"] * 2 + ["400"])
     with pytest.raises(RolloutError, match="--replay: "):
         await replayed(tmp_path, [fake])
-
-
-def test_a_replay_needs_servers(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--replay: give the servers with --engine"):
-        WhatIf(WhatIfRequest(traces=[write_trace(tmp_path / "t.csv")], replay=True))
-
-
-async def test_the_page_has_the_ratio_beside_the_simulated_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = await replayed(tmp_path, [EndlessSGLang()], rounds=1)
-    asked.show(Console(width=200), as_json=False)
-    assert "Replayed on the given servers, 1 rounds" in capsys.readouterr().out

@@ -11,27 +11,10 @@ from seer_sgl.what_if.timed_calls import body, seconds
 from tests.fake_sglang import FakeSGLang, serving
 from tests.what_if.endless import EndlessSGLang, write_trace
 
-URL = "http://127.0.0.1:30000"
-
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     return write_trace(tmp_path / "t.csv")
-
-
-@pytest.mark.parametrize(
-    ("engine", "engines", "complaint"),
-    [
-        (["foo"], None, "--engine foo: expected http://host:port"),
-        ([URL, f"{URL}/"], None, f"--engine {URL}: given twice"),
-        ([URL], 3, "--engines: not together with --engine"),
-    ],
-)
-def test_a_mistaken_server_is_refused(
-    trace: Path, engine: list[str], engines: int | None, complaint: str
-) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        WhatIf(WhatIfRequest(traces=[trace], engine=engine, engines=engines))
 
 
 async def test_two_names_of_one_server_are_refused(trace: Path) -> None:

@@ -18,6 +18,7 @@ from tests.sim.commands import CommandResult, ended, write_trace
 
 SMALL = ("--engines", "2", "--draws", "1", "--set", "engine.kv_tokens=8192")
 CHOSEN = ("--set", "scheduling.chunk_tokens=512")
+URL = "http://127.0.0.1:30000"
 WhatIf = Callable[..., CommandResult]
 
 
@@ -113,6 +114,16 @@ def test_several_traces_are_several_draws(what_if: WhatIf) -> None:
         (["samples.jsonl", "--set", "scheduling.policy=fcfs"], "scheduling.policy: leave it out"),
         (["samples.jsonl", "--config", "drafts.yaml"], "drafts.yaml:2: speculation.enabled: leave"),
         (["empty"], "TRACE: empty: no file *.jsonl in this folder"),
+        (["samples.jsonl", "--replay"], "--replay: give the servers with --engine"),
+        (["samples.jsonl", *("--engine", "foo")], "--engine foo: expected http://host:port"),
+        (
+            ["samples.jsonl", *("--engine", URL, "--engine", f"{URL}/")],
+            f"--engine {URL}: given twice",
+        ),
+        (
+            ["samples.jsonl", *("--engine", URL, "--engines", "3")],
+            "--engines: not together with --engine",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
