@@ -67,10 +67,14 @@ def test_the_trace_has_the_lengths_that_are_claimed(inputs: Path) -> None:
 
 def test_every_arm_can_be_set_up_with_a_model_without_a_tokenizer(config: BenchConfig) -> None:
     work = Source(config).draw(seed=1)
+    trace = Path(config.bench.workload or "")
+    prompts = trace.with_name("prompts.jsonl")
+    lines = [json.loads(line)["prompt_ids"] for line in trace.read_text().splitlines()]
+    prompts.write_text("".join(json.dumps({"prompt_ids": ids}) + "\n" for ids in lines))
     for name in config.bench.arms:
         arm = arm_config(EVERY[name], config, 1, config.bench.workload)
         servers_config(EVERY[name], config)
-        assert len(Rollout(arm).read_prompts(_prompts(config))) == len(work.prompts)
+        assert len(Rollout(arm).read_prompts(prompts)) == len(work.prompts)
 
 
 def test_the_engines_hold_the_longest_request_and_not_all_of_them(config: BenchConfig) -> None:
@@ -105,12 +109,3 @@ def test_without_a_gpu_the_script_says_so_in_one_line(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
     assert "nvidia-smi" in ended.stderr
-
-
-def _prompts(config: BenchConfig) -> Path:
-    """Writes the trace's prompts as a prompts file."""
-    trace = Path(config.bench.workload or "")
-    prompts = trace.with_name("prompts.jsonl")
-    lines = [json.loads(line)["prompt_ids"] for line in trace.read_text().splitlines()]
-    prompts.write_text("".join(json.dumps({"prompt_ids": ids}) + "\n" for ids in lines))
-    return prompts
