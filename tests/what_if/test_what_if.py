@@ -113,7 +113,7 @@ def test_several_traces_are_several_draws(what_if: WhatIf) -> None:
         (["samples.jsonl", "--price", "nan"], "--price: nan is not a price"),
         (["samples.jsonl", "--set", "scheduling.policy=fcfs"], "scheduling.policy: leave it out"),
         (["samples.jsonl", "--config", "drafts.yaml"], "drafts.yaml:2: speculation.enabled: leave"),
-        (["empty"], "TRACE: empty: no file *.jsonl in this folder"),
+        (["validation"], "TRACE: validation: no file *.jsonl in this folder"),
         (["samples.jsonl", "--replay"], "--replay: give the servers with --engine"),
         (["samples.jsonl", *("--engine", "foo")], "--engine foo: expected http://host:port"),
         (
@@ -129,7 +129,8 @@ def test_several_traces_are_several_draws(what_if: WhatIf) -> None:
 def test_a_mistake_is_one_line_and_status_2(
     what_if: WhatIf, options: list[str], complaint: str
 ) -> None:
-    Path("empty").mkdir()
+    Path("validation").mkdir()
+    Path("validation/val_7.jsonl").write_text('{"group": 1, "length": 5}\n')
     Path("drafts.yaml").write_text("speculation:\n  enabled: true\n")
     done = what_if(*options)
     assert (done.status, done.out) == (2, "")
