@@ -1,7 +1,6 @@
 """The text that a benchmark of random weights imposes: its responses, and the draws it replaces."""
 
 from array import array
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -73,31 +72,9 @@ def test_siblings_answer_the_same_prompt_at_each_place() -> None:
         assert np.array_equal(longer[len(own) :], groups[4].responses[index][:10])
 
 
-def test_a_text_is_read_as_it_was_written(text: Text, tmp_path: Path) -> None:
-    text.save(tmp_path / "text.npz")
-    read = Text.load(tmp_path / "text.npz")
-    for name in Text._fields:
-        assert np.array_equal(getattr(read, name), getattr(text, name))
-    assert {name: field.dtype for name, field in read._asdict().items()} == {
-        "seeds": np.int64,
-        "prompts": np.int64,
-        "begins": np.int64,
-        "tokens": np.int32,
-    }
-
-
 def test_requests_without_seeds_keep_their_draws(text: Text) -> None:
     hook = imposed.Imposed(text).hook
     draws, positions = torch.tensor([NOISE]), torch.tensor([PROMPT - 1])
     for given, expected in ((torch.tensor([seeds(1)["b", 0]]), 30), (None, NOISE)):
         sampling = SimpleNamespace(sampling_seed=given)
         assert hook(draws, None, None, sampling, False, [], [], positions).item() == expected
-
-
-def test_an_engine_finds_the_plugin_by_its_environment_only(tmp_path: Path) -> None:
-    imposed.write_plugin(tmp_path / "plugin")
-    variables = imposed.environment(tmp_path / "plugin", tmp_path / "text.npz")
-    assert variables[imposed.FILE] == str(tmp_path / "text.npz")
-    assert variables["PYTHONPATH"].split(":")[0] == str(tmp_path / "plugin")
-    (points,) = (tmp_path / "plugin").glob("*/entry_points.txt")
-    assert points.read_text().endswith("= bench.gpu.imposed:load\n")

@@ -111,14 +111,6 @@ def test_a_response_survives_the_round_trip_through_the_tokenizer(tokenizer: Any
     assert "</think> answer" in tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def test_the_chat_template_renders_the_trained_prompt(tokenizer: Any) -> None:
-    prompt = task.Prompt(120, 84)
-    assert prompt.question == "gcd 0 2 1 , 4 8 0 ?"
-    chat = [{"role": "user", "content": prompt.question}]
-    rendered = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert rendered == prompt.text
-
-
 # The checkpoint
 
 

@@ -12,7 +12,7 @@ from bench.gains import ARMS_REPORT, PAPER_GAIN, PAPER_IDLE, SEEDS_REPORT, seed_
 from tests.support.rows import row
 from tools.docs import benchmark_blocks as arms
 from tools.docs.figures import BLOCK, BLOCKS, ROOT, filled, read, result_pages
-from tools.docs.tables import gains, rounds_of, spread
+from tools.docs.tables import gains, rounds_of
 
 MAIN, SEEDS = ARMS_REPORT.parent, SEEDS_REPORT.parent
 NUMBERS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -36,13 +36,6 @@ def report() -> dict[str, Any]:
 def cells(lines: list[str]) -> list[list[str]]:
     """Returns the rows below the head."""
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-
-
-def test_a_gain_is_the_ratio_within_a_round_and_its_median_is_over_all_rounds() -> None:
-    rows = rounds_of(report())
-    assert gains(rows, "seer") == [2.0, 3.0, 1.0]
-    assert spread(gains(rows, "seer")) == "2.00 (1.00 to 3.00)"
-    assert gains(rows, "seer", "request_round_robin") == [2.0, 2.0, 2.0]
 
 
 def test_the_headline_has_its_own_head() -> None:

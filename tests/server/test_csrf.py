@@ -32,10 +32,8 @@ def test_a_program_and_an_own_page_are_answered(path: str, headers: dict[str, st
 @pytest.mark.parametrize(
     ("method", "path", "headers"),
     [
-        ("GET", "/generate", {"Host": "evil.example"}),  # DNS rebinding
-        ("GET", "/", {"Host": "127.0.0.1.evil.example"}),
+        ("GET", "/", {"Host": "127.0.0.1.evil.example"}),  # DNS rebinding
         ("GET", "/", {"Host": "localhost.evil.example:30000"}),
-        ("POST", "/generate", {"Host": HOST, "Origin": "http://evil.example"}),
         ("POST", "/generate", {"Host": HOST, "Origin": "null"}),
         ("POST", "/generate", {"Host": HOST, "Origin": "http://127.0.0.1:3000"}),
         ("GET", "/flush_cache", {"Host": HOST, "Sec-Fetch-Site": "cross-site"}),

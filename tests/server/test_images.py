@@ -12,7 +12,7 @@ from seer_sgl.rollout import images
 from seer_sgl.server import generate_body
 from seer_sgl.server.passthrough import media
 from tests.server.helpers import served
-from tests.server.rollout_client import groups_of, rollout
+from tests.server.rollout_client import rollout
 from tests.support.images import PLACEHOLDER, ImageEngine, data_url
 
 SEED = 77 << 7
@@ -201,20 +201,10 @@ async def test_no_image_is_read_for_a_rollout_without_room(
             assert "responses; server.max_requests is 9" in str(reply)
 
 
-async def test_a_rollout_has_images(model: dict[str, Any]) -> None:
-    engine = ImageEngine(longest=60)
-    async with served(engine, model=model) as it:
-        group = {"prompt_ids": IDS, "image_data": [data_url(3)], "n": 3}
-        async with rollout(it, [group], sampling={"max_new_tokens": 30}) as stream:
-            (samples,) = groups_of(await stream.rest()).values()
-    assert [sample["images"] for sample in samples] == [1, 1, 1]
-    assert all(call["image_data"] == [data_url(3)] for call in engine.seen)
-
-
 async def test_groups_that_a_reject_adds_have_images(model: dict[str, Any]) -> None:
     engine = ImageEngine(longest=60)
     async with served(engine, model=model) as it:
-        group = {"prompt_ids": IDS, "image_data": [data_url(3)], "n": 1}
+        group = {"prompt_ids": IDS, "image_data": [data_url(3)], "n": 3}
         first, options = {**group, "id": "a"}, {"target_groups": 1, "dynamic_filtering": True}
         added = [{**group, "id": "b", "image_data": [data_url(4)]}, {**group, "id": "c"}]
         async with rollout(it, [first], **options) as stream:
@@ -225,7 +215,9 @@ async def test_groups_that_a_reject_adds_have_images(model: dict[str, Any]) -> N
                 stream.verdict("reject", "x", groups=added[1:]),
             )
             assert (status, unknown, verdict["unfinished"]) == (200, 404, 1)
-            assert (await anext(lines))["group_id"] == "b"
+            line = await anext(lines)
+            assert line["group_id"] == "b"
+            assert [sample["images"] for sample in line["samples"]] == [1, 1, 1]
             await stream.verdict("accept", "b")
             assert (await anext(lines))["event"] == "end"
     assert {call["image_data"][0] for call in engine.seen} == {data_url(3), data_url(4)}

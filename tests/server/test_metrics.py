@@ -1,7 +1,6 @@
 """`/metrics`: each figure after events that a test knows."""
 
 import asyncio
-import contextlib
 import itertools
 from collections import deque
 from typing import Any
@@ -46,10 +45,7 @@ async def test_tokens_chunks_and_requests_are_counted_once() -> None:
     assert now("seer_groups_in_progress") == 0
     assert now.sum("seer_chunk_errors_total") == 0
     assert now("seer_http_requests_total", route="/generate", method="POST", status="200") == 7
-    moved = now("seer_migrations_total")
-    engines = [call["rid"] for fake in fakes for call in fake.seen]
-    assert len(engines) == chunks
-    assert 0 <= moved < chunks
+    assert sum(len(fake.seen) for fake in fakes) == chunks
 
 
 class Forgetful(FakeSGLang):
@@ -192,20 +188,6 @@ async def test_clients_cannot_choose_the_number_of_series() -> None:
     assert len(set(after) - set(before)) <= 2 * 4
 
 
-async def test_a_client_that_hangs_up_is_counted_as_such() -> None:
-    fake = FakeSGLang(longest=100_000, delay_s=0.05)
-    async with served(fake) as it:
-        call = asyncio.create_task(it.generate(**body(1, params={"max_new_tokens": 10_000})))
-        await until(lambda: fake.steps > 1)
-        call.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await call
-        await until(lambda: it.service.generation.in_progress == 0)
-        now = await scraped(it)
-        left = {"route": "/generate", "method": "POST", "status": "client left"}
-        assert now("seer_http_requests_total", **left) == 1
-
-
 async def test_an_engine_that_leaves_takes_its_series_with_it() -> None:
     async with served(FakeSGLang(), FakeSGLang()) as it:
         await it.generate(**body(1))
@@ -274,10 +256,3 @@ async def test_a_rollout_has_a_tail_and_is_counted_apart_from_single_requests() 
     assert now("seer_rollout_tail_seconds_count") == 1
     assert now("seer_request_seconds_count", kind="rollout") == 20
     assert now("seer_request_seconds_count", kind="single") == 0
-
-
-async def test_two_servers_in_one_process_have_their_own_figures() -> None:
-    async with served(FakeSGLang()) as one, served(FakeSGLang()) as other:
-        await one.generate(**body(1))
-        assert (await scraped(one))("seer_chunks_total") > 0
-        assert (await scraped(other))("seer_chunks_total") == 0

@@ -17,8 +17,6 @@ from tests.support.waiting import until
 
 from .helpers import Served, served
 
-ASSETS = sorted({name for name, _ in PAGE_FILES.values()})
-
 
 def source(name: str) -> str:
     return (PAGE / name).read_text(encoding="utf-8")
@@ -44,14 +42,6 @@ async def test_the_page_needs_no_token_and_forbids_everything_but_its_own_files(
             assert "unsafe" not in policy
             assert "frame-ancestors 'none'" in policy
             assert "secret" not in text
-
-
-@pytest.mark.parametrize("name", ASSETS)
-def test_an_asset_names_no_other_site(name: str) -> None:
-    text = source(name).replace("http://www.w3.org/2000/svg", "")
-    assert not re.findall(r"(?:https?:)?//[a-z]", re.sub(r"^\s*//.*$", "", text, flags=re.M))
-    assert "@import" not in text
-    assert "url(" not in text
 
 
 def test_every_element_that_the_script_looks_for_is_on_the_page() -> None:

@@ -278,8 +278,10 @@ async def test_with_dynamic_filtering_the_stream_waits_for_the_verdict_on_the_la
         delivered = [(await anext(lines)).get("group_id") for _ in range(7)][1:]
         assert (await stream.progress())["state"] == "running"
         for name in delivered[:3]:
-            assert (await stream.verdict("reject", str(name)))[0] == 200
-        for name in delivered[3:]:
+            status, verdict = await stream.verdict("reject", str(name))
+            assert status == 200
+        assert verdict["undecided"] == 3
+        for name in (delivered[3], *delivered[3:]):  # twice is once
             _, verdict = await stream.verdict("accept", str(name))
         assert verdict["state"] == "target"
         rest = [line async for line in lines]
@@ -402,18 +404,23 @@ async def test_an_abort_of_everything_ends_rollouts_too() -> None:
         fake.gate.set()
 
 
-async def test_a_group_that_engines_refuse_has_an_error_and_the_others_their_samples() -> None:
+@pytest.mark.parametrize(
+    ("options", "state"), [({}, "complete"), ({"target_groups": 3}, "exhausted")]
+)
+async def test_a_group_that_engines_refuse_has_an_error_and_the_others_their_samples(
+    options: dict[str, int], state: str
+) -> None:
     class Picky(FakeSGLang):
         @override
         def fault_of(self, call: dict[str, Any]) -> str:
             return "400" if call["input_ids"][2] == 2 else ""
 
-    async with rolling(Picky(), prompts(3)) as stream:
+    async with rolling(Picky(), prompts(3), **options) as stream:
         _, *lines, end = await stream.rest()
     failed = [line for line in lines if "error" in line]
     assert [line["group_id"] for line in failed] == ["g1"]
     assert failed[0]["error"]["kind"] == "refused"
-    assert (end["state"], end["groups"], end["failed_groups"]) == ("complete", 2, 1)
+    assert (end["state"], end["groups"], end["failed_groups"]) == (state, 2, 1)
 
 
 async def test_only_the_newest_ended_rollouts_are_remembered(

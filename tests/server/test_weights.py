@@ -138,18 +138,6 @@ async def test_a_name_does_not_bring_an_engine_back_that_was_restarted() -> None
         assert list(it.service.driver.stale) == ["e1"]
 
 
-async def test_an_update_in_a_pause_lets_engines_end_their_transfers(
-    it: Served, fakes: Fakes
-) -> None:
-    fakes[0].transferring = True
-    await it.post("/pause_generation", mode="retract")
-    status, _ = await it.post(DISK, model_path="new", weight_version="v2")
-    assert status == 200
-    assert [fake.paused for fake in fakes] == ["retract", "retract"]
-    await it.post("/continue_generation")
-    assert [fake.weight_version for fake in fakes] == ["v2", "v2"]
-
-
 class SilentOnce(FakeSGLang):
     """A fake that does not answer the first call that ends its pause."""
 

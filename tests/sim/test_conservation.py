@@ -12,7 +12,6 @@ from seer_sgl.sim.source import load_settings
 from seer_sgl.sim.variants import VARIANTS
 from seer_sgl.traces.trace import Responses
 from seer_sgl.types import token_array
-from tests.sim.helpers import rolled
 from tests.sim.storm import ExactlyOnce
 
 LONGEST = 600
@@ -73,12 +72,6 @@ def test_drafts_beyond_the_last_token_have_room_in_the_ledger() -> None:
     responses = [Responses(f"g{i}", token_array([i]) * 86, group) for i, group in enumerate(groups)]
     record = simulate.simulate(responses, config).record
     assert record.totals.retractions == 0
-
-
-def test_equal_settings_give_equal_rollouts() -> None:
-    config = load_settings(known={"workload": {"groups": 8}, "engine": {"count": 2}})
-    first, second = (rolled(config) for _ in range(2))
-    assert list(first.finished_at) == list(second.finished_at)
 
 
 def test_a_simulation_that_cannot_continue_says_so() -> None:

@@ -13,10 +13,9 @@ from bench.faults.faults import (
     EventConfig,
     FaultsConfig,
     OutageConfig,
-    ReplyConfig,
 )
 from seer_sgl.driver.observer import Observer
-from seer_sgl.errors import ChunkRecalled, RolloutError
+from seer_sgl.errors import ChunkRecalled
 from seer_sgl.report.report import report
 from seer_sgl.sim.engine import token_source
 from seer_sgl.sim.simulate import simulate
@@ -80,20 +79,6 @@ def test_an_engine_that_dies_costs_its_chunks_in_flight_and_serves_again_empty()
     assert any(chunk.engine_id == "e0" for at, chunk in chunks.sent_at if at > 90.0)
 
 
-def test_a_chunk_that_was_lost_is_continued_from_the_tokens_before_it() -> None:
-    death = EventConfig(at_s=100.0, kind="death", engine=0, seconds=30.0)
-    _, chunks = rolled(events=(death,))
-    prompt = chunks.losses[0].chunk.request.prompt_len
-    assert max(result.chunk.input_len for result in chunks.losses) > prompt
-    for result in chunks.losses:
-        later = (
-            chunk
-            for at, chunk in chunks.sent_at
-            if chunk.request is result.chunk.request and at >= result.now
-        )
-        assert next(later).input_len == result.chunk.input_len
-
-
 def test_an_engine_with_other_weights_gets_no_chunk_until_it_has_the_right_ones() -> None:
     """It is down from 20 to 30 s, and has other weights until 40 s."""
     death = EventConfig(at_s=20.0, kind="death", engine=0, seconds=10.0, other_weights=True)
@@ -123,21 +108,6 @@ def test_a_standstill_longer_than_the_stall_timeout_moves_the_chunks(kind: str) 
     # A poll without an answer takes ten seconds.
     assert all(80.0 <= result.now < 105.0 for result in chunks.losses)
     assert list(chunks.on("e1", 105.0, 1000.0)) == []
-
-
-def test_lost_replies_are_found_and_late_ones_count_once() -> None:
-    replies = ReplyConfig(lost=0.05, late=0.2, late_s=(0.0, 5.0))
-    result, chunks = rolled(replies=replies, stall_timeout_s=30.0)
-    assert result.counts["lost replies"] > 3
-    assert result.counts["late replies"] > 10
-    assert len(chunks.losses) >= result.counts["lost replies"]
-
-
-def test_an_old_reply_in_place_of_a_new_one_is_refused() -> None:
-    result, _ = rolled(replies=ReplyConfig(doubled=0.1))
-    figures = report(result.record)
-    assert sum(engine["bad_replies"] for engine in figures["engines"]) > 3
-    assert result.counts["doubled replies"] > 3
 
 
 def test_acknowledgements_that_lie_cost_prefill_and_no_token() -> None:
@@ -205,21 +175,6 @@ def test_without_faults_the_rollout_is_that_of_the_plain_simulation() -> None:
     assert result.counts == {}
     assert result.wasted_tokens == 0
     assert result.prefilled_tokens > 0
-
-
-def test_a_fleet_that_is_away_for_too_long_ends_the_rollout() -> None:
-    away = EventConfig(at_s=20.0, kind="death", seconds=500.0)
-    with pytest.raises(RolloutError, match=r"no engine has served for 60 s.*connection refused"):
-        rolled(events=(away,), recovery_timeout_s=60.0)
-
-
-def test_requests_that_always_fail_give_up_their_groups_and_leave_nothing_behind() -> None:
-    config = small(*SETTINGS)
-    faults = FaultsConfig(
-        recovery_timeout_s=5.0, stall_timeout_s=5.0, replies=ReplyConfig(lost=0.4)
-    )
-    result = simulate_faulted(sample(config.workload), config, faults)
-    assert 0 < report(result.record)["unfinished_groups"] < config.workload.groups
 
 
 @pytest.mark.parametrize(
