@@ -18,6 +18,8 @@ SMALL = {
     "engine": {"count": 4, "kv_tokens": 60_000},
     "scheduling": {"chunk_tokens": 1000},
 }
+# Requests move often here, so engines read KV from the pool.
+CROWDED = ("engine.kv_tokens=12000", "engine.count=6", "scheduling.max_spread=0")
 
 
 def small(*overrides: str) -> SimConfig:

@@ -6,7 +6,7 @@ from seer_sgl.report.report import report
 from seer_sgl.sim.simulate import simulate
 from seer_sgl.sim.steps import Stretch
 from seer_sgl.sim.workload import sample
-from tests.sim.helpers import rolled, small
+from tests.sim.helpers import CROWDED, rolled, small
 from tests.sim.stepwise import StepwiseEngine
 
 POLICIES = ("group_round_robin", "fcfs", "seer", "oracle")
@@ -63,9 +63,8 @@ def test_a_stretch_inverts_itself(first: float, more: float) -> None:
 
 
 def test_without_a_pool_a_request_that_moves_is_prefilled_again() -> None:
-    crowded = "engine.kv_tokens=12000", "engine.count=6", "scheduling.max_spread=0"
-    pooled = report(rolled(small(*crowded)))
-    config = small(*crowded, "pool.enabled=false")
+    pooled = report(rolled(small(*CROWDED)))
+    config = small(*CROWDED, "pool.enabled=false")
     run = simulate(sample(config.workload), config)
     alone = report(run.record)
     assert run.pool_peak == 0

@@ -23,7 +23,7 @@ from seer_sgl.sim.tokens import ids
 from seer_sgl.sim.workload import sample
 from seer_sgl.timing import DEFAULT
 from seer_sgl.types import Chunk, ChunkResult
-from tests.sim.helpers import small
+from tests.sim.helpers import CROWDED, small
 from tests.sim.storm import ExactlyOnce
 
 SETTINGS = ("engine.overhead_ms=50", "engine.kv_tokens=20000", "scheduling.chunk_tokens=200")
@@ -111,22 +111,17 @@ def test_a_standstill_longer_than_the_stall_timeout_moves_the_chunks(kind: str) 
 
 
 def test_acknowledgements_that_lie_cost_prefill_and_no_token() -> None:
-    crowded = "engine.kv_tokens=12000", "engine.count=6", "scheduling.max_spread=0"
-    undisturbed, _ = rolled(*crowded)
-    result, _ = rolled(*crowded, acks=AckConfig(untrue=0.9))
+    undisturbed, _ = rolled(*CROWDED)
+    result, _ = rolled(*CROWDED, acks=AckConfig(untrue=0.9))
     assert result.counts["untrue acks"] > 50
     assert result.prefilled_tokens > 1.1 * undisturbed.prefilled_tokens
     assert result.wasted_tokens == 0
 
 
-# Requests move often here, so engines read KV from the pool.
-MOVING = ("engine.kv_tokens=12000", "engine.count=6", "scheduling.max_spread=0")
-
-
 def test_reads_that_stand_still_on_one_engine_cost_the_chunks_that_wait_for_them() -> None:
-    undisturbed, _ = rolled(*MOVING)
+    undisturbed, _ = rolled(*CROWDED)
     pause = EventConfig(at_s=60.0, kind="reads", engine=0, seconds=1000.0)
-    result, chunks = rolled(*MOVING, events=(pause,))
+    result, chunks = rolled(*CROWDED, events=(pause,))
     figures = report(result.record)
     lost = [result.chunk for result in chunks.losses]
     assert result.counts == {"reads": 1}
@@ -142,8 +137,8 @@ def test_reads_that_stand_still_on_one_engine_cost_the_chunks_that_wait_for_them
 
 
 def test_a_pool_that_stands_still_for_all_engines_ends_no_rollout() -> None:
-    undisturbed, _ = rolled(*MOVING)
-    result, chunks = rolled(*MOVING, events=(EventConfig(at_s=30.0, kind="reads", seconds=1e6),))
+    undisturbed, _ = rolled(*CROWDED)
+    result, chunks = rolled(*CROWDED, events=(EventConfig(at_s=30.0, kind="reads", seconds=1e6),))
     assert result.counts == {"reads": 6}
     assert 0 < len(chunks.losses) <= 24
     assert {type(result.error) for result in chunks.losses} == {ChunkRecalled}
@@ -152,7 +147,7 @@ def test_a_pool_that_stands_still_for_all_engines_ends_no_rollout() -> None:
 
 def test_short_pauses_of_reads_cost_no_chunk() -> None:
     pauses = [EventConfig(at_s=at, kind="reads", seconds=3.0) for at in (60.0, 90.0, 120.0)]
-    result, chunks = rolled(*MOVING, events=tuple(pauses))
+    result, chunks = rolled(*CROWDED, events=tuple(pauses))
     assert result.counts == {"reads": 18}
     assert chunks.losses == []
     assert all(chunk.reads for _, chunk in chunks.sent_at)

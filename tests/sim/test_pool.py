@@ -6,9 +6,8 @@ from seer_sgl.report.report import report
 from seer_sgl.sim.cache import SimulatedPool
 from seer_sgl.sim.simulate import Simulated, simulate
 from seer_sgl.sim.workload import sample
-from tests.sim.helpers import rolled, small
+from tests.sim.helpers import CROWDED, rolled, small
 
-CROWDED = ("engine.kv_tokens=12000", "engine.count=6", "scheduling.max_spread=0")
 TOKEN_GB = 131_072 / 1e9
 
 
