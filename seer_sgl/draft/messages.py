@@ -129,28 +129,23 @@ def pieces(group: str, sequence: int, tokens: "array[int]", position: int) -> It
 
 def batched(deltas: Iterable[Delta]) -> Iterator[Deltas]:
     """Yields the deltas in order, in as few messages as their sizes allow."""
-    batch: list[Delta] = []
-    room = FRAME_BYTES
-    for delta in deltas:
-        room -= delta.cost
-        if batch and (room < 0 or len(batch) == MAX_ENTRIES):
-            yield Deltas(batch)
-            batch, room = [], FRAME_BYTES - delta.cost
-        batch.append(delta)
-    if batch:
-        yield Deltas(batch)
+    return (Deltas(batch) for batch in _filled(deltas, lambda delta: delta.cost))
 
 
 def grouped(lengths: Iterable[tuple[str, dict[int, int]]]) -> Iterator[dict[str, dict[int, int]]]:
     """Yields (group, lengths) pairs as mappings that fit into a message."""
-    batch: dict[str, dict[int, int]] = {}
+    batches = _filled(lengths, lambda of: DELTA_BYTES + 4 * len(of[0]) + 10 * len(of[1]))
+    return (dict(batch) for batch in batches)
+
+
+def _filled(entries: Iterable[T], cost: Callable[[T], int]) -> Iterator[list[T]]:
+    batch: list[T] = []
     room = FRAME_BYTES
-    for group, of in lengths:
-        cost = DELTA_BYTES + 4 * len(group) + 10 * len(of)
-        if batch and (room < cost or len(batch) == MAX_ENTRIES):
+    for entry in entries:
+        room -= cost(entry)
+        if batch and (room < 0 or len(batch) == MAX_ENTRIES):
             yield batch
-            batch, room = {}, FRAME_BYTES
-        batch[group] = of
-        room -= cost
+            batch, room = [], FRAME_BYTES - cost(entry)
+        batch.append(entry)
     if batch:
         yield batch
