@@ -7,8 +7,7 @@ import msgspec
 from seer_sgl.backend.bodies import ENTRIES, Fields
 from seer_sgl.backend.groups import DEFAULT_GROUP, TrainerGroup
 from seer_sgl.backend.weights import WeightUpdate
-from seer_sgl.server.decode import decode_fields
-from seer_sgl.server.errors import BadRequest
+from seer_sgl.server.decode import decode_fields, unreadable_as_refusal
 
 T = TypeVar("T")
 
@@ -26,10 +25,8 @@ def field(fields: Fields, name: str, kind: type[T], default: T) -> T:
     raw = fields.get(name)
     if raw is None or bytes(raw).strip() == b"null":
         return default
-    try:
+    with unreadable_as_refusal(name):
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"{name}: {error}") from error
 
 
 def read_update(path: str, fields: Fields) -> WeightUpdate:
