@@ -25,7 +25,6 @@ from .messages import (
     ToHub,
     ToReplica,
     Want,
-    wire_name,
 )
 
 MAX_GROUPS = 1 << 16
@@ -99,9 +98,6 @@ class Hub:
         self._peers: dict[str, _Peer] = {}
         self._done: OrderedDict[str, None] = OrderedDict()
 
-    def __contains__(self, group: str) -> bool:
-        return wire_name(group) in self._groups
-
     def facts(self) -> dict[str, Any]:
         """Returns the current size, and counters of groups, new tokens in, and tokens sent."""
         return {
@@ -112,11 +108,6 @@ class Hub:
             "tokens_out": self.tokens_out,
             "refused": self.refused,
         }
-
-    def of(self, group: str) -> "dict[int, array[int]]":
-        """Returns the tokens of each sequence of a group."""
-        known = self._groups.get(wire_name(group))
-        return {} if known is None else {n: log.tokens for n, log in known.logs.items()}
 
     def receive(self, peer: str, message: ToHub) -> None:
         """Handles a message of a peer."""
@@ -142,19 +133,14 @@ class Hub:
             for group in list(gone.groups):
                 self._leave(gone, group)
 
-    def done(self, group: str) -> None:
+    def done(self, name: str) -> None:
         """Drops a group that is complete or abandoned, and notifies the peers that serve it."""
-        name = wire_name(group)
         self._done[name] = None
         self._done.move_to_end(name)
         if len(self._done) > MAX_DONE:
             self._done.popitem(last=False)
         for peer in self._drop(name):
             peer.done[name] = None
-
-    def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
-        """Adds a response of an earlier epoch as a sequence of its own."""
-        self._extend(None, Delta(wire_name(group), sequence, 0, tokens.tobytes()))
 
     def pending(self, peer: str) -> bool:
         """Returns whether `take` may have a message for a peer."""
@@ -234,7 +220,7 @@ class Hub:
                 peer.wants[group, sequence] = have
                 room -= missing
 
-    def _extend(self, peer: _Peer | None, delta: Delta) -> None:
+    def _extend(self, peer: _Peer, delta: Delta) -> None:
         count, odd = divmod(len(delta.tokens), TOKEN_BYTES)
         end = delta.position + count
         if odd or not count or end > MAX_NUMBER:
@@ -243,13 +229,13 @@ class Hub:
         if delta.group in self._done:
             return
         if delta.position and delta.group not in self._groups:
-            self._gap(peer, delta, 0, end)
+            self._want(peer, [(delta.group, delta.sequence, 0, end)])
             return
         group = self._group(delta.group)
         log = group.logs.get(delta.sequence)
         have = 0 if log is None else len(log.tokens)
         if delta.position > have:
-            self._gap(peer, delta, have, end)
+            self._want(peer, [(delta.group, delta.sequence, have, end)])
             return
         if end > have:
             if log is None:
@@ -265,15 +251,11 @@ class Hub:
             for other in group.peers:
                 if other is not peer:
                     other.behind[log] = None
-        if log is not None and peer is not None and peer in group.peers:
+        if log is not None and peer in group.peers:
             log.known[peer] = max(end, log.known.get(peer, 0))
-        elif log is not None and peer is not None and peer.serves and len(peer.wants) < MAX_WANTS:
+        elif log is not None and peer.serves and len(peer.wants) < MAX_WANTS:
             # It may have opened a group that was dropped since; the request makes it open it again.
             peer.wants[delta.group, delta.sequence] = len(log.tokens)
-
-    def _gap(self, peer: _Peer | None, delta: Delta, have: int, end: int) -> None:
-        if peer is not None:
-            self._want(peer, [(delta.group, delta.sequence, have, end)])
 
     def _new_log(self, group: _Group, sequence: int, tokens: int) -> _Log | None:
         if len(group.logs) >= MAX_SEQUENCES or not self._has_room(group, tokens + LOG_TOKENS):

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable
 
+from seer_sgl.draft.hub import Hub
 from seer_sgl.draft.messages import (
     Delta,
     ToHub,
@@ -17,6 +18,12 @@ PLENTY = 1 << 20
 
 def delta(group: str, sequence: int, position: int, *tokens: int) -> Delta:
     return Delta(group, sequence, position, array("i", tokens).tobytes())
+
+
+def tokens_of(hub: Hub, group: str) -> dict[int, list[int]]:
+    """Returns the tokens that a hub has of each sequence of a group."""
+    found = hub._groups.get(group)
+    return {} if found is None else {n: list(log.tokens) for n, log in found.logs.items()}
 
 
 class Engine:

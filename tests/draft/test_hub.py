@@ -27,7 +27,7 @@ from seer_sgl.draft.messages import (
     pieces,
     wire_name,
 )
-from tests.draft.replicas import PLENTY, delta
+from tests.draft.replicas import PLENTY, delta, tokens_of
 
 
 def deltas(*parts: Delta) -> Deltas:
@@ -40,10 +40,6 @@ def taken(hub: Hub, peer: str) -> list[ToReplica]:
         messages.append(message)
     assert not hub.pending(peer)
     return messages
-
-
-def of(hub: Hub, group: str) -> dict[int, list[int]]:
-    return {number: list(tokens) for number, tokens in hub.of(group).items()}
 
 
 def opened(**groups: dict[int, int]) -> Open:
@@ -77,7 +73,7 @@ def test_duplicates_and_overlaps_change_nothing_and_are_counted_once(hub: Hub) -
         deltas(delta("g", 0, 2, 9, 4)),
     ):
         hub.receive("a", message)
-    assert of(hub, "g") == {0: [1, 2, 3, 4]}
+    assert tokens_of(hub, "g") == {0: [1, 2, 3, 4]}
     assert hub.tokens == 4 + LOG_TOKENS
 
 
@@ -88,7 +84,7 @@ def test_a_gap_is_never_filled_but_asked_about(hub: Hub, group: str) -> None:
     hub.receive("a", deltas(delta(group, 0, 3, 4), delta(group, 1, 5, 4)))
     have = {0: 1 if group == "g" else 0, 1: 0}
     assert taken(hub, "a") == [Want({group: have})]
-    assert of(hub, "g") == {0: [1]}
+    assert tokens_of(hub, "g") == {0: [1]}
     assert taken(hub, "b") == []
 
 
@@ -107,7 +103,7 @@ def test_who_comes_late_gets_what_it_lacks_in_messages_of_bounded_size(hub: Hub)
         for piece in message.deltas:
             assert piece.position == len(replica[piece.sequence])
             replica[piece.sequence].frombytes(piece.tokens)
-    assert replica == hub.of("g")
+    assert {number: list(tokens) for number, tokens in replica.items()} == tokens_of(hub, "g")
 
 
 def test_a_hub_that_restarts_asks_for_what_it_lacks() -> None:
@@ -143,9 +139,9 @@ def test_a_finished_group_is_forgotten_and_stays_so(hub: Hub) -> None:
     hub.receive("a", deltas(delta("g", 0, 0, 1)))
     hub.done("g")
     assert hub.tokens == 0
-    assert "g" not in hub
+    assert "g" not in hub._groups
     hub.receive("a", deltas(delta("g", 0, 0, 1, 2), delta("g", 0, 9, 1)))
-    assert "g" not in hub, "its late tokens are dropped"
+    assert "g" not in hub._groups, "its late tokens are dropped"
     assert taken(hub, "a") == taken(hub, "b") == [Done(["g"])]
     hub.receive("late", opened(g={0: 1}))
     assert taken(hub, "late") == [Done(["g"])]
@@ -168,26 +164,26 @@ def test_the_names_of_finished_groups_are_bounded(monkeypatch: pytest.MonkeyPatc
 
 
 def test_history_is_a_sequence_like_any_other(hub: Hub) -> None:
-    name = "g" * (MAX_NAME + 1)
-    hub.load(name, 8, array("i", [4, 5]))
-    assert of(hub, name) == {8: [4, 5]}
-    hub.receive("a", Open({wire_name(name): {}}))
-    assert taken(hub, "a") == [deltas(delta(wire_name(name), 8, 0, 4, 5))]
+    name = wire_name("g" * (MAX_NAME + 1))
+    hub.receive("driver", deltas(delta(name, 8, 0, 4, 5)))
+    assert tokens_of(hub, name) == {8: [4, 5]}
+    hub.receive("a", Open({name: {}}))
+    assert taken(hub, "a") == [deltas(delta(name, 8, 0, 4, 5))]
     hub.done(name)
-    assert name not in hub
+    assert name not in hub._groups
 
 
 def test_the_groups_used_longest_ago_make_room() -> None:
     hub = Hub(4 * (LOG_TOKENS + 10))
     hub.receive("a", opened(g0={}))
     for i in range(4):
-        hub.load(f"g{i}", 0, array("i", range(10)))
+        hub.receive("driver", deltas(delta(f"g{i}", 0, 0, *range(10))))
     hub.receive("b", deltas(delta("g0", 0, 10, 1)))  # used again, and one token over the limit
-    assert [name for name in ("g0", "g1", "g2", "g3") if name in hub] == ["g0", "g2", "g3"]
+    assert [name for name in ("g0", "g1", "g2", "g3") if name in hub._groups] == ["g0", "g2", "g3"]
     assert taken(hub, "a") == [deltas(delta("g0", 0, 0, *range(10), 1))]
-    hub.load("g4", 0, array("i", range(1000)))
-    assert hub.of("g4") == {}, "a sequence that can never fit is refused"
-    assert "g0" in hub, "and displaces no other group"
+    hub.receive("driver", deltas(delta("g4", 0, 0, *range(1000))))
+    assert tokens_of(hub, "g4") == {}, "a sequence that can never fit is refused"
+    assert "g0" in hub._groups, "and displaces no other group"
     assert hub.refused == 1
     assert hub.tokens <= hub.max_tokens
 
@@ -199,10 +195,10 @@ def test_groups_nobody_serves_go_first() -> None:
         hub.receive("b", deltas(delta(f"g{i}", 0, 0, 1)))
     hub.receive("a", Leave(["g3"]))
     for name in ("g4", "g5", "g6"):
-        hub.load(name, 0, array("i", [1]))
+        hub.receive("driver", deltas(delta(name, 0, 0, 1)))
     assert list(hub._groups) == ["g0", "g4", "g5", "g6"]
     hub.receive("a", opened(g0={}, g4={}, g5={}, g6={}))
-    hub.load("g7", 0, array("i", [1]))
+    hub.receive("driver", deltas(delta("g7", 0, 0, 1)))
     assert list(hub._groups) == ["g4", "g5", "g6", "g7"], "all but the newest were served"
     assert list(hub._unserved) == ["g7"]
     assert hub._unserved_tokens == LOG_TOKENS + 1
@@ -217,7 +213,7 @@ def test_an_engine_is_asked_about_a_group_that_it_was_forgotten_to_serve() -> No
     hub.receive("evil", opened(x0={}, x1={}))
     for name in ("x0", "x1"):
         hub.receive("evil", deltas(delta(name, 0, 0, *range(200))))
-    assert "g" not in hub
+    assert "g" not in hub._groups
     hub.receive("a", deltas(delta("g", 0, 1, 2)))
     hub.receive("b", deltas(delta("g", 1, 0, 7)))
     assert taken(hub, "a") == [Want({"g": {0: 0}})]
@@ -230,10 +226,10 @@ def test_an_engine_is_asked_about_a_group_that_it_was_forgotten_to_serve() -> No
 def test_asking_pushes_nobody_out_that_is_served() -> None:
     hub = Hub(3 * LOG_TOKENS)
     hub.receive("b", opened(kept={}))
-    hub.load("kept", 0, array("i", range(10)))
+    hub.receive("driver", deltas(delta("kept", 0, 0, *range(10))))
     hub.receive("a", opened(g={0: 100, 1: 100, 2: 10**9}))
     assert taken(hub, "a") == [Want({"g": {0: 0}})]
-    assert "kept" in hub
+    assert "kept" in hub._groups
 
 
 @pytest.mark.parametrize(
@@ -254,7 +250,7 @@ def test_nonsense_does_no_harm(hub: Hub, message: ToHub) -> None:
     hub.receive("a", deltas(delta("g", 0, 0, 1, 2)))
     hub.receive("evil", message)
     hub.receive("evil", message)
-    assert of(hub, "g") == {0: [1, 2]}
+    assert tokens_of(hub, "g") == {0: [1, 2]}
     assert taken(hub, "b") == [deltas(delta("g", 0, 0, 1, 2))]
     assert len(taken(hub, "evil")) <= 1
     hub.left("evil")
@@ -268,7 +264,7 @@ def test_more_sequences_or_groups_than_there_may_be_are_refused(
     monkeypatch.setattr(hub_module, "MAX_GROUPS", 5)
     monkeypatch.setattr(hub_module, "MAX_WANTS", 2)
     hub.receive("evil", deltas(*(delta("g", i, 0, 1) for i in range(9))))
-    assert sorted(hub.of("g")) == [0, 1, 2]
+    assert sorted(tokens_of(hub, "g")) == [0, 1, 2]
     hub.receive("evil", deltas(*(delta("g", i, 7, 1) for i in range(9))))
     assert taken(hub, "evil") == [Want({"g": {0: 1, 1: 1}})]
     hub.receive("evil", Open({f"h{i}": {} for i in range(9)}))

@@ -10,7 +10,7 @@ from seer_sgl.draft import replica as replica_module
 from seer_sgl.draft.hub import Hub
 from seer_sgl.draft.messages import Deltas, Done, Leave, Open, ToHub, ToReplica, Want
 from seer_sgl.draft.replica import RESYNC_S
-from tests.draft.replicas import PLENTY, PROMPT, Engine, delta
+from tests.draft.replicas import PLENTY, PROMPT, Engine, delta, tokens_of
 
 
 def test_a_gap_is_asked_about_and_not_too_often() -> None:
@@ -154,7 +154,7 @@ class Network:
                 for number, log in group.logs.items():
                     assert self.truth[group.name, number][: len(log.tokens)] == list(log.tokens)
         for name in ("g", "h"):
-            for number, tokens in self.hub.of(name).items():
+            for number, tokens in tokens_of(self.hub, name).items():
                 assert self.truth[name, number][: len(tokens)] == list(tokens)
 
     def check_complete(self) -> None:

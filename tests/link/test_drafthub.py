@@ -24,6 +24,7 @@ from seer_sgl.link.messages import Hello
 from seer_sgl.link.server import LinkServer, open_link
 from seer_sgl.plugin import drafting
 from tests.draft.fakes import FakeDrafter
+from tests.draft.replicas import tokens_of
 from tests.support.hubs import MEMORY, all_have, engine, hub_client, hub_of, while_stepping
 from tests.support.links import closed, raw_socket
 from tests.support.timing import SOON
@@ -96,7 +97,7 @@ async def test_each_of_two_hubs_serves_its_own_groups(
         def known() -> list[list[int]]:
             replica.drain(replica._now + 0.1)
             return [
-                [n for n, group in enumerate(groups) if set(hub.of(group)) == {0, 1}]
+                [n for n, group in enumerate(groups) if set(tokens_of(hub, group)) == {0, 1}]
                 for hub in hubs
             ]
 
@@ -112,7 +113,7 @@ async def test_each_of_two_hubs_serves_its_own_groups(
         )
         for group in groups:
             driver.done(group)
-        await until(lambda: not any(group in hub for group in groups for hub in hubs))
+        await until(lambda: not any(group in hub._groups for group in groups for hub in hubs))
         links = [*driver._links, *engine_side._links.values()]
         for link in links:
             link.close()
@@ -154,7 +155,7 @@ async def test_only_the_first_rank_of_a_server_speaks_of_drafts(server: LinkServ
         server.on_rates = heard.append
         second.link.send(messages.Rates(1, 1.0, 0, 0.0))
         await until(lambda: heard)
-        assert "g" not in hub_of(server).hub
+        assert "g" not in hub_of(server).hub._groups
 
 
 @pytest.mark.parametrize(
@@ -174,12 +175,12 @@ async def test_a_hostile_frame_closes_its_socket_only(
         raw_socket(server, hello("evil")) as socket,
     ):
         one.decode(one.replica.begin("g", 0, [1], []), 5)
-        await while_stepping([one], lambda: 0 in hub_of(server).hub.of("g"))
+        await while_stepping([one], lambda: 0 in tokens_of(hub_of(server).hub, "g"))
         await socket.send_bytes(garbage)
         assert await closed(socket)
         driver.load("g", 1, array("i", [6]))
         await all_have([one], [5], [6])
-    assert list(hub_of(server).hub.of("g")) == [0, 1]
+    assert list(tokens_of(hub_of(server).hub, "g")) == [0, 1]
 
 
 async def test_a_reader_that_stops_holds_up_nobody_and_no_memory(
@@ -211,7 +212,7 @@ async def test_a_reader_that_stops_holds_up_nobody_and_no_memory(
     ):
         # A small buffer, so that the kernel does not accept frames for a peer that does not read.
         slow.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, 1 << 16)
-        await until(lambda: "g" in hub and len(hub._groups["g"].peers) == 2)
+        await until(lambda: "g" in hub._groups and len(hub._groups["g"].peers) == 2)
         for sequence in range(frames_long):
             driver.load("g", sequence, response)
         await read(fast)
@@ -276,7 +277,7 @@ async def test_the_worker_joins_with_what_the_environment_says(
 
         def flushed() -> object:
             receiver.drain(receiver._now + 0.1)
-            return hub_of(server).hub.of("g")
+            return tokens_of(hub_of(server).hub, "g")
 
         await until(flushed)
     for link in engine_side._links.values():

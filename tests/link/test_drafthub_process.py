@@ -22,6 +22,7 @@ from seer_sgl.link.drafthub import DraftHub
 from seer_sgl.link.hub import start_hubs
 from seer_sgl.link.server import LinkServer, open_link
 from seer_sgl.processes.child import free_port
+from tests.draft.replicas import tokens_of
 from tests.listening import listeners
 from tests.support.hubs import MEMORY, all_have, engine, hub_client, hub_of
 from tests.support.processes import command_of
@@ -57,13 +58,13 @@ async def test_a_driver_speaks_to_a_distant_hub_again_after_it_restarted() -> No
         distant.load("h", 8, array("i", [3]))
         async with hub_on(port) as server:
             first = hub_of(server).hub
-            await until(lambda: {8} == set(first.of("g")) == set(first.of("h")))
+            await until(lambda: {8} == set(tokens_of(first, "g")) == set(tokens_of(first, "h")))
         async with hub_on(port) as server:
             second = hub_of(server).hub
-            await until(lambda: {8} == set(second.of("g")) == set(second.of("h")))
+            await until(lambda: {8} == set(tokens_of(second, "g")) == set(tokens_of(second, "h")))
             distant.done("g")
-            await until(lambda: "g" not in second)
-            assert "h" in second
+            await until(lambda: "g" not in second._groups)
+            assert "h" in second._groups
 
 
 def hubs() -> list[psutil.Process]:
