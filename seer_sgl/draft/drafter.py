@@ -44,7 +44,7 @@ class Drafter:
 
     `min_probability`: the minimum probability of a drafted path; the default is the best of
     `bench.draft_replay`. Raises ValueError for a token outside 0..2^18-1 or a sequence number
-    outside 0..2^31-1. If a group is not open, every method except `close` and `in` raises KeyError.
+    outside 0..2^31-1. If a group is not open, every method except `close` raises KeyError.
     """
 
     def __init__(self, *, min_probability: float = MIN_PROBABILITY) -> None:
@@ -83,20 +83,12 @@ class Drafter:
         self._groups.give(index.number)
         index.free()
 
-    def __contains__(self, group: str) -> bool:
-        return group in self._indexes
-
     def append(self, group: str, sequence: int, tokens: ArrayLike) -> None:
         """Appends response tokens to a sequence; a new sequence starts after the prompt."""
         index = self._indexes[group]
         ids = _tokens(tokens)
         row = self._sequence(index, sequence)  # may grow the table
         self._extend(index, self._sequences.rows[row], ids)
-
-    def length(self, group: str, sequence: int) -> int:
-        """Returns the number of response tokens of the sequence in the index."""
-        row = self._indexes[group].sequences.get(sequence)
-        return 0 if row is None else int(self._sequences.rows[row, step.TOKENS])
 
     def attach(self, group: str, sequence: int) -> int:
         """Returns a slot for `step`, for a sequence that is being decoded."""

@@ -44,12 +44,6 @@ class GroupIndex:
             self._buckets.reserve(self._edges.room)
         self._describe(row)
 
-    def view(self, row: Int64) -> automaton.Index:
-        """Returns the arrays; while they exist the index can neither grow nor be freed."""
-        return automaton.Index(
-            self._states.view(), self._edges.view(), self._buckets.view()[:, 0], row
-        )
-
     def free(self) -> None:
         """Releases the memory."""
         for rows in (self._states, self._edges, self._buckets):

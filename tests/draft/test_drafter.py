@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from seer_sgl.draft import automaton
 from seer_sgl.draft.drafter import Drafter, Drafts
+from tests.draft.indexes import arrays, length
 
 Texts = dict[int, list[int]]
 APPEND = st.tuples(st.integers(0, 3), st.lists(st.integers(0, 2), min_size=1, max_size=4))
@@ -65,7 +66,7 @@ def test_the_context_is_the_longest_suffix_that_has_been_continued(
         context = longest_context(prompt, texts, number)
         assert drafts.matches[number] == len(context)
         assert (drafts.counts[number] > 0) <= bool(context)
-        assert drafter.length("g", number) == len(texts[number])
+        assert length(drafter, "g", number) == len(texts[number])
 
 
 @given(PROMPTS, st.lists(APPEND, max_size=6))
@@ -81,23 +82,17 @@ def test_the_likeliest_token_after_any_context_is_the_most_frequent(
         drafter.append("g", number, tokens)
     for context, state in contexts(drafter, prompt, texts):
         expected = followers(prompt, texts, context)
-        row = index(drafter).states[state]
+        row = arrays(drafter).states[state]
         assert row[automaton.CHILDREN] == len(expected)
         if expected:
             assert expected[int(row[automaton.TOKEN])] == max(expected.values())
-            following = index(drafter).states[row[automaton.NEXT]]
+            following = arrays(drafter).states[row[automaton.NEXT]]
             assert following[automaton.COUNT] == max(expected.values())
-
-
-def index(drafter: Drafter) -> automaton.Index:
-    """Returns the arrays of the drafter's only group, for reading."""
-    (group,) = drafter._indexes.values()
-    return group.view(drafter._groups.rows[group.number])
 
 
 def contexts(drafter: Drafter, prompt: list[int], texts: Texts) -> Iterator[tuple[list[int], int]]:
     """Returns every context of the texts with its state, along edges from the empty context."""
-    states, edges, _, _ = index(drafter)
+    states, edges, _, _ = arrays(drafter)
     wholes = [prompt + text for text in texts.values()]
     seen = {tuple(w[i:j]) for w in wholes for i in range(len(w)) for j in range(i + 1, len(w) + 1)}
     for context in seen:
@@ -217,10 +212,10 @@ def test_a_closed_group_is_gone_and_its_slots_draft_nothing() -> None:
     drafter.open("g", [9])  # it is open: nothing happens
     slot = drafter.attach("g", 0)
     assert draft(drafter, [slot], [[2]]).tokens[0, 0] == 1
-    assert "g" in drafter
+    assert "g" in drafter._indexes
     drafter.close("g")
     drafter.close("g")
-    assert "g" not in drafter
+    assert "g" not in drafter._indexes
     assert (drafter.tokens, drafter.nbytes) == (0, 0)
     drafter.open("h", [1, 2, 1])
     other = drafter.attach("h", 0)
@@ -231,7 +226,7 @@ def test_a_closed_group_is_gone_and_its_slots_draft_nothing() -> None:
     assert drafter.tokens == 4
     drafter.detach(slot)
     drafter.detach(other)
-    assert drafter.length("h", 0) == 1
+    assert length(drafter, "h", 0) == 1
     assert drafter.attach("h", 0) in (slot, other)
     with pytest.raises(KeyError):
         drafter.append("g", 0, [1])
@@ -263,7 +258,7 @@ def test_a_token_out_of_range_is_refused_and_nothing_appended(token: int) -> Non
     drafter = Drafter()
     with pytest.raises(ValueError, match="token ids"):
         drafter.open("g", [token])
-    assert "g" not in drafter
+    assert "g" not in drafter._indexes
     drafter.open("g", [1])
     slot = drafter.attach("g", 0)
     with pytest.raises(ValueError, match="token ids"):

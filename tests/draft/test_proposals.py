@@ -9,6 +9,7 @@ from seer_sgl.draft.automaton import CHILDREN
 from seer_sgl.draft.drafter import Drafter, Drafts
 from seer_sgl.draft.proposals import SCANNED
 
+from .indexes import arrays
 from .plain import PlainTrees
 
 Appends = list[tuple[int, list[int]]]
@@ -24,9 +25,7 @@ def drafted(drafter: Drafter, slots: list[int], budgets: list[int], paths: int) 
 def compare(drafter: Drafter, slots: list[int], budgets: list[int], paths: int) -> tuple[int, int]:
     """Compares the drafts of all slots with plain ones. Returns the tokens and what was dropped."""
     drafts = drafted(drafter, slots, budgets, paths)
-    (group,) = drafter._indexes.values()
-    view = group.view(drafter._groups.rows[group.number])
-    plain = PlainTrees(view, paths, drafter._min_probability)
+    plain = PlainTrees(arrays(drafter), paths, drafter._min_probability)
     for row, (slot, budget) in enumerate(zip(slots, budgets, strict=True)):
         sequence = drafter._sequences.rows[drafter._slots.rows[slot, 0] - 1]
         tree = plain.draft(int(sequence[step.LAST]), budget)
@@ -75,9 +74,7 @@ def test_a_tree_in_wide_forks_is_that_of_the_plain_search() -> None:
             (number, dice.choice(40, 300, p=weights).tolist()) for number in range(SEQUENCES)
         ]
         drafter, slots = grown([1, 2, 3], appends, minimum)
-        (group,) = drafter._indexes.values()
-        widest = group.view(drafter._groups.rows[group.number]).states[0, CHILDREN]
-        assert widest > SCANNED
+        assert arrays(drafter).states[0, CHILDREN] > SCANNED
         for paths in (2, 4, 8):
             more = compare(drafter, slots, [40] * SEQUENCES, paths)
             tokens, dropped = tokens + more[0], dropped + more[1]

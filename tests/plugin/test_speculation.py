@@ -16,6 +16,7 @@ from seer_sgl.plugin.cpu import speculative_kernels as kernels
 from seer_sgl.plugin.speculation import ranks
 from seer_sgl.plugin.speculation.planner import PLAIN, StepPlan
 from seer_sgl.plugin.speculation.rows import BatchRows, origin_of
+from tests.draft.indexes import length
 from tests.draft.trees import as_drafts
 from tests.plugin.requests import request
 
@@ -48,7 +49,7 @@ def test_with_overlap_the_last_steps_tokens_are_not_booked_yet_and_without_they_
         assert first == ([] if booked else [7])
         req.output_ids += [8, 9]
         assert engine.step([req], [6], [[8, 9]]) == [8, 9]
-        assert engine.drafter.length("g", 0) == 3
+        assert length(engine.drafter, "g", 0) == 3
 
 
 def test_steps_without_drafting_are_made_up_for() -> None:
@@ -65,7 +66,7 @@ def test_tokens_that_were_taken_back_start_the_row_again() -> None:
     engine.step([req], [6], [[9]])
     req.output_ids = [7, 5]
     assert engine.step([req], [5], [[5]]) == []
-    assert engine.drafter.length("g", 1) == 2, "the written tokens stay; the row forks"
+    assert length(engine.drafter, "g", 1) == 2, "the written tokens stay; the row forks"
 
 
 def test_rows_come_and_go_with_the_batch() -> None:
@@ -81,7 +82,7 @@ def test_rows_come_and_go_with_the_batch() -> None:
     assert not engine.rows.slots.size
     again = request("a", [7, 8])
     engine.step([again], [5], [[8]])
-    assert engine.drafter.length("g", 0) == 2, "the same sequence continues"
+    assert length(engine.drafter, "g", 0) == 2, "the same sequence continues"
 
 
 def test_the_last_tokens_of_a_request_reach_the_index_and_none_after_its_stop() -> None:
@@ -91,17 +92,17 @@ def test_the_last_tokens_of_a_request_reach_the_index_and_none_after_its_stop() 
     a.output_ids += [5, 6, 0, 9]
     a.finished_len = 4  # 0 is the stop
     engine.rows.leave("a")
-    assert engine.drafter.length("g", 0) == 4
+    assert length(engine.drafter, "g", 0) == 4
     b.output_ids += [5, 6]
     engine.step([], [], [])  # retracted
-    assert engine.drafter.length("g", 1) == 3
+    assert length(engine.drafter, "g", 1) == 3
 
 
 def test_an_image_in_the_prompt_is_no_token() -> None:
     engine, req = Engine(), request("a", [7])
     req.origin_input_ids[1] = 1 << 40
     assert engine.step([req], [4], [[7]]) == []
-    assert engine.drafter.length("g", 0) == 1
+    assert length(engine.drafter, "g", 0) == 1
 
 
 @pytest.mark.parametrize(
