@@ -7,7 +7,7 @@ import msgspec
 
 from seer_sgl.benchmark.arms import BASELINE, SEER
 from seer_sgl.benchmark.measure import Measurement
-from seer_sgl.report.lanes import Lane, Lanes, draw_kv, draw_lane, lanes_legend, shade_tail
+from seer_sgl.report.lanes import Lane, Lanes, draw_lane, lanes_legend
 from seer_sgl.report.style import MUTED, OURS, PLAIN, SMALL, headline, save, styled_figure
 
 IDLE = 0.1  # least share of the baseline's time for a title about its most idle engine
@@ -110,8 +110,6 @@ def draw_pair(pair: Pair, path: Path) -> list[Path]:
             for place, lane in enumerate(lanes.engines):
                 axis = next(axes)
                 draw_lane(axis, lanes, lane, colour)
-                shade_tail(axis, lanes)
-                draw_kv(axis, lanes, lane)
                 axis.set_title(_queue(lane), loc="right", color=MUTED, fontsize=SMALL)
                 if place == 0:
                     axis.set_title(f"{name}: {_times(lanes)}", color=colour, fontweight="bold")

@@ -124,7 +124,7 @@ def nearest(polled_at: Sequence[float], values: Sequence[float], times: Series) 
 
 def draw_lane(axis: "Axes", lanes: Lanes, lane: Lane, colour: str) -> None:
     """Draws one engine: running requests solid, requests that wait for KV dotted on top of them,
-    queued ones hatched above."""
+    queued ones hatched above; the tail, and a line for the KV cache in use."""
     counts = np.array(list(_counts(lane))).T
     changes = np.flatnonzero(np.diff(counts, axis=1).any(axis=0)) + 1  # a step per change
     edges = np.concatenate(([0], changes, [counts.shape[1]])) * lanes.wall_s / counts.shape[1]
@@ -136,10 +136,11 @@ def draw_lane(axis: "Axes", lanes: Lanes, lane: Lane, colour: str) -> None:
             axis.stairs(base + part, edges, baseline=base, fill=True, **marks)
         base = base + part
     axis.set_ylabel(lane.engine_id, rotation=0, ha="right", va="center", color=INK)
+    shade_tail(axis, lanes)
+    _draw_kv(axis, lanes, lane)
 
 
-def draw_kv(axis: "Axes", lanes: Lanes, lane: Lane) -> None:
-    """Draws a line over a lane: the engine's KV cache in use, with an axis at the right."""
+def _draw_kv(axis: "Axes", lanes: Lanes, lane: Lane) -> None:
     kv_axis = axis.twinx()
     cell_s = lanes.wall_s / len(lane.kv)
     middles = [(place + 0.5) * cell_s for place in range(len(lane.kv))]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from .lanes import (
     MAX_LANES,
     Lanes,
-    draw_kv,
     draw_lane,
     draw_map,
     lanes_legend,
@@ -63,9 +62,7 @@ def details(record: Recorder, lanes: Lanes) -> str:
 def _draw_lanes(axes: "list[Axes]", lanes: Lanes) -> None:
     for axis, lane in zip(axes, lanes.engines, strict=True):
         draw_lane(axis, lanes, lane, OURS)
-        shade_tail(axis, lanes)
         axis.set_ylim(0, 1.08 * lanes.most)
-        draw_kv(axis, lanes, lane)
 
 
 def _draw_maps(figure: "Figure", axes: "list[Axes]", lanes: Lanes) -> None:
