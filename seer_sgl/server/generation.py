@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from typing_extensions import override
 
@@ -43,14 +43,15 @@ clock = time.monotonic
 class Generation(Observer):
     """Generates responses on the driver's engines, and keeps siblings together.
 
-    Use `run` in a task while calls are started.
+    Use `run` in a task while calls are started. `sessions`: the conversations whose last turn is
+    kept.
     """
 
     def __init__(self, driver: Driver, config: ServerConfig) -> None:
         self._driver = driver
         self._config = config
         self._siblings = Siblings(config.group_window_s, config.session_timeout_s)
-        self._sessions = Sessions(config.session_timeout_s)
+        self.sessions = Sessions(config.session_timeout_s)
         self._answers: dict[str, Answer] = {}  # by rid
         # By the uid of the driver's request; also passthroughs, whose answers have no tokens.
         self._by_request: dict[str, Answer] = {}
@@ -77,19 +78,6 @@ class Generation(Observer):
     def open_groups(self) -> int:
         """The number of groups that more calls may join."""
         return len(self._siblings)
-
-    @property
-    def sessions(self) -> int:
-        """The number of conversations whose last turn is kept."""
-        return len(self._sessions)
-
-    def end_session(self, session_id: str) -> bool:
-        """Ends a conversation: its KV need not be kept. Returns whether it was known."""
-        return self._sessions.end(session_id)
-
-    def answers(self) -> Iterator[Answer]:
-        """Yields the responses in progress."""
-        yield from self._answers.values()
 
     async def run(self) -> None:
         """Closes idle groups until cancelled. Raises RolloutError when the driver has ended."""
@@ -267,7 +255,7 @@ class Generation(Observer):
             answer.request = self._request(answer, opened.group)
         self._by_request[answer.request.uid] = answer
         if call.session_id is not None and opened is not None:
-            self._sessions.took_turn(call.session_id, answer.request, opened, now)
+            self.sessions.took_turn(call.session_id, answer.request, opened, now)
         if answer.request.group.requests == [answer.request]:
             self._run.add([answer.request.group])
         else:
@@ -318,7 +306,7 @@ class Generation(Observer):
             request.prefill(given, self._version())
         before = continued(group, given) if given else None
         if before is None and call.session_id is not None:
-            before = self._sessions.last_turn(call.session_id)
+            before = self.sessions.last_turn(call.session_id)
         if before is not None and before.engines:
             request.preferred_engine, request.follows = before.engines[-1], before.uid
         return request
@@ -340,7 +328,7 @@ class Generation(Observer):
         while True:
             await asyncio.sleep(TICK_S)
             now = clock()
-            self._sessions.expire(now)
+            self.sessions.expire(now)
             for opened in self._siblings.expired(now):
                 self._close(opened)
 

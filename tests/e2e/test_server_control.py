@@ -21,7 +21,7 @@ def requests() -> list[dict[str, Any]]:
 async def under_way(it: Served, count: int) -> None:
     """Waits until so many chunks have come back."""
     generation = it.service.generation
-    await until(lambda: sum(each.totals.chunks for each in generation.answers()) >= count)
+    await until(lambda: sum(each.totals.chunks for each in generation._answers.values()) >= count)
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])

@@ -52,7 +52,7 @@ class Load:
         generation = self._it.service.generation
         self._tasks = [asyncio.create_task(self._it.generate(**each)) for each in self._requests]
         await until(lambda: generation.in_progress == len(self._tasks))
-        answers = list(generation.answers())
+        answers = list(generation._answers.values())
         await until(lambda: all(each.request and each.request.response_ids for each in answers))
 
     async def assert_switched(self, url: str, old: str, new: str) -> None:

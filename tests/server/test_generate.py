@@ -154,7 +154,7 @@ async def test_the_group_of_an_aborted_response_waits_for_its_continuation() -> 
     async with served(fake, server={"group_window_s": 0.01}) as it:
         tasks = [asyncio.create_task(it.generate(**body(s, params=limit))) for s in seeds]
         await until(lambda: it.service.generation.in_progress == 3)
-        answers = list(it.service.generation.answers())
+        answers = list(it.service.generation._answers.values())
         await until(lambda: all(each.request and each.request.response_ids for each in answers))
         await it.generate(**body(1 << 7) | {"input_ids": [1]})
         await it.post("/abort_request", abort_all=True)
@@ -345,7 +345,7 @@ async def test_a_session_whose_turn_failed_ends_after_its_timeout() -> None:
     fake = FakeSGLang(faults=deque(["400"] * 9))
     async with served(fake, server={"session_timeout_s": 0.01}) as it:
         assert (await it.post("/generate", **body(13, session_id="s")))[0] == 400
-        await until(lambda: it.service.generation.sessions == 0)
+        await until(lambda: len(it.service.generation.sessions) == 0)
 
 
 @pytest.mark.parametrize("ends", ["by its client", "by itself"])
@@ -362,7 +362,7 @@ async def test_the_kv_of_a_conversation_is_kept_until_it_ends(ends: str) -> None
             again["input_ids"] = [*again["input_ids"], *first["output_ids"], 5]
             await it.generate(**again)
             assert await it.post("/close_session", session_id=name) == (200, None)
-        await until(lambda: it.service.generation.sessions == 0)
+        await until(lambda: len(it.service.generation.sessions) == 0)
         named = [call["session_id"] for call in fake.seen if "session_id" in call]
         turns = list(dict.fromkeys(named))
         await until(lambda: fake.closed == turns)

@@ -168,8 +168,10 @@ async def test_a_client_that_never_reads_its_stream_costs_bounded_memory() -> No
     ):
         connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await connection.send(post(body(3000 << 7, 3000, stream=True, return_logprob=True)))
-        await until(lambda: any(each.call.stream for each in it.service.generation.answers()))
-        mine = next(each for each in it.service.generation.answers() if each.call.stream)
+        await until(
+            lambda: any(each.call.stream for each in it.service.generation._answers.values())
+        )
+        mine = next(each for each in it.service.generation._answers.values() if each.call.stream)
         await until(lambda: mine.ended)  # decoding continues
         unsent = [transport.get_write_buffer_size() for transport in _server_transports()]
         # At most one event behind aiohttp's high-water mark of 64 KiB.

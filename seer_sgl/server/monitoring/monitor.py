@@ -49,7 +49,7 @@ class ServerMonitor(Collector):
             drafts=drafts,
             passthrough=service.passthrough.counts,
             open_groups=service.generation.open_groups,
-            sessions=service.generation.sessions,
+            sessions=len(service.generation.sessions),
             rollouts={served.caller: served for served in service.rollouts.in_progress},
             paused=driver.paused,
             now=clock(),

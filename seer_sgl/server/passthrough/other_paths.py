@@ -160,7 +160,7 @@ class OtherPaths:
         raw = decode_fields(body).get("session_id")
         name = None if raw is None else decode(raw, "session_id")
         conversation = isinstance(name, str | int) and not isinstance(name, bool)
-        if conversation and self._service.generation.end_session(str(name)):
+        if conversation and self._service.generation.sessions.end(str(name)):
             return web.Response()
         engine_id = self._service.pinned.pop(name) if isinstance(name, str) else None
         engine = None if engine_id is None else self._service.engine(engine_id)
