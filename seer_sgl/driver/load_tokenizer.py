@@ -30,11 +30,6 @@ TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "tiktoken*", "*.tiktoken"
 KEPT = 4  # tokenizers per process; each takes up to a hundred megabytes
 
 
-def load_tokenizer(path: str, trust_remote_code: bool = False) -> Tokenizer | None:
-    """Returns the tokenizer of a folder or hub id, loaded like that of an engine with defaults."""
-    return tokenizer_of(TokenizerSource(tokenizer_path=path, trust_remote_code=trust_remote_code))
-
-
 def tokenizer_of(source: TokenizerSource) -> Tokenizer | None:
     """Returns the tokenizer of engines that are started with `source`; None for a folder without
     one.

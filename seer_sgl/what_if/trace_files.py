@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from seer_sgl.errors import ConfigError
+from seer_sgl.link.tokenizer import TokenizerSource
 from seer_sgl.traces.reading import read_trace
 from seer_sgl.traces.rl_lines import Count
 from seer_sgl.traces.trace import Trace
@@ -72,9 +73,9 @@ def _some(trace: Trace, groups: int | None) -> Trace:
 
 def _counter(tokenizer: str) -> Count:
     """Returns the function that counts the tokens of a text."""
-    from seer_sgl.driver.load_tokenizer import load_tokenizer
+    from seer_sgl.driver.load_tokenizer import tokenizer_of
 
-    loaded = load_tokenizer(tokenizer)
+    loaded = tokenizer_of(TokenizerSource(tokenizer_path=tokenizer))
     if loaded is None:
         raise ConfigError(f"--tokenizer {tokenizer}: no tokenizer in this folder")
     return lambda text: len(loaded.encode(text))

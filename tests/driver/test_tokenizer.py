@@ -10,9 +10,10 @@ import pytest
 import transformers.dynamic_module_utils
 
 from seer_sgl.driver import load_tokenizer as loading
-from seer_sgl.driver.load_tokenizer import load_tokenizer, tokenizer_of
+from seer_sgl.driver.load_tokenizer import tokenizer_of
 from seer_sgl.errors import ConfigError
 from seer_sgl.link.tokenizer import TokenizerSource
+from tests.support.tokenizers import load_tokenizer
 from tests.tokenizers.byte_rows import ROWS
 
 pytestmark = pytest.mark.process

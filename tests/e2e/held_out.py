@@ -2,9 +2,9 @@
 
 import json
 
-from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.driver.tokenizer import Tokenizer
 from tests.e2e.conftest import HELD_OUT, MODEL
+from tests.support.tokenizers import load_tokenizer
 
 
 def tokenizer() -> Tokenizer:

@@ -9,7 +9,6 @@ import pytest
 
 from seer_sgl import Rollout
 from seer_sgl.driver import load_tokenizer as loading
-from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.engine.launch.process import server_flags
 from seer_sgl.errors import ConfigError
 from seer_sgl.link.contract import STOP_TOKENS
@@ -19,6 +18,7 @@ from tests.e2e.calls import post
 from tests.e2e.compare import Samples, assert_identical, collected
 from tests.e2e.conftest import SGLANG, external, servers
 from tests.e2e.weights import add_weights
+from tests.support.tokenizers import load_tokenizer
 from tests.tokenizers.families import FAMILIES, Family
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]

@@ -13,6 +13,7 @@ from seer_sgl.driver import load_tokenizer as loading
 from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.link.tokenizer import LoadedTokenizer, TokenizerSource
 from tests.e2e.conftest import ROOT
+from tests.support.tokenizers import load_tokenizer
 
 from .byte_rows import ROWS, ByteRow
 from .families import FAMILIES, Family
@@ -165,7 +166,7 @@ def test_what_transformers_reads_otherwise_is_read_as_sglang_reads_it(
     row: ByteRow, tmp_path: Path, sglang: SglangReads
 ) -> None:
     folder = row.make(tmp_path)
-    tokenizer = loading.load_tokenizer(str(folder))
+    tokenizer = load_tokenizer(str(folder))
     assert tokenizer is not None
     task = task_for(folder, tokenizer, TEXTS)
     answer = sglang(task)
