@@ -71,8 +71,3 @@ class RoundRobin:
                 self._next += skipped + 1
                 return slot
         return None
-
-
-def least_requests(fleet: EngineIndex) -> EngineSlot | None:
-    """Returns the engine with the fewest requests in flight (OpenRLHF's rule for a prompt)."""
-    return fleet.least_loaded()

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .baselines import PinnedGroups, RoundRobin, SingleRequests, least_requests
+from .baselines import PinnedGroups, RoundRobin, SingleRequests
 from .context_aware import ContextAware
+from .engine_index import EngineIndex
 from .lengths import KnownLengths
 from .longest_possible import LongestPossible
 from .placement import CacheAware, Placement
@@ -42,7 +43,7 @@ def make_strategy(
         return Strategy(lambda: LongestRemaining(truth.true_length), cache_aware)
     placements: dict[str, Placement] = {
         "group_round_robin": PinnedGroups(RoundRobin()),
-        "group_least_loaded": PinnedGroups(least_requests),
+        "group_least_loaded": PinnedGroups(EngineIndex.least_loaded),  # OpenRLHF's rule
         "request_round_robin": SingleRequests(RoundRobin()),
     }
     return Strategy(FirstComeFirstServed, placements[name], undivided=True)
