@@ -62,7 +62,7 @@ def tail(served: ServedRollout) -> list[dict[str, Any]]:
                 "group_id": request.group.group_id,
                 "index": request.index,
                 "tokens": request.generated,
-                "engine": served.engine_of(request),
+                "engine": served.run.engine_of(request),
                 "chunks": len(request.engines),
                 "age_s": age_s,
             }

@@ -74,16 +74,11 @@ class ServedRollout(Observer):
         self._driver = driver
         self._max_inflight = max_inflight
         self._session: RolloutSession | None = session  # until the report is made
-        self._run = session.run
-        self._run.observe(self)
+        self.run = session.run
+        self.run.observe(self)
         self._released = released
         self._when_ended = ended
         self._events: asyncio.Queue[Group | Sample | None] = asyncio.Queue()
-
-    @property
-    def caller(self) -> str:
-        """The driver's name of its caller."""
-        return self._run.caller
 
     @property
     def waiting(self) -> int:
@@ -95,14 +90,10 @@ class ServedRollout(Observer):
         """The number of requests that may be submitted and not taken by the reader."""
         return AHEAD * sum(self._slots(info) for info in self._driver.engines)
 
-    def engine_of(self, request: Request) -> str | None:
-        """Returns the engine of a request's chunk in flight; None without one."""
-        return self._run.engine_of(request)
-
     async def watch(self) -> None:
         """Returns when the run has ended; ends the rollout if the driver has ended."""
         try:
-            async for _ in self._run:
+            async for _ in self.run:
                 pass  # `closed` has dealt with it
         except RolloutError as error:
             self.finish("failed", str(error))
@@ -145,7 +136,7 @@ class ServedRollout(Observer):
         replacement = None if self.tally.target is None else self._replacement()
         if replacement is not None:
             self._preferred.add(replacement.group_id)
-            self._run.prefer(replacement)
+            self.run.prefer(replacement)
         self.fill()
         self._check_end()
         return None if replacement is None else replacement.group_id

@@ -446,7 +446,7 @@ async def test_an_ended_rollout_is_forgotten_after_a_while() -> None:
 async def test_rollouts_of_different_size_have_equal_shares() -> None:
     def begun(each: ServedRollout) -> bool:
         requests = (request for group in each.running.values() for request in group.requests)
-        return any(map(each.engine_of, requests))
+        return any(map(each.run.engine_of, requests))
 
     fake = FakeSGLang(max_running_requests=8, longest=4000, delay_s=0.002)
     options = {"sampling": {"max_new_tokens": 80}}

@@ -50,7 +50,7 @@ class ServerMonitor(Collector):
             passthrough=service.passthrough.counts,
             open_groups=service.generation.open_groups,
             sessions=len(service.generation.sessions),
-            rollouts={served.caller: served for served in service.rollouts.in_progress},
+            rollouts={served.run.caller: served for served in service.rollouts.in_progress},
             paused=driver.paused,
             now=clock(),
         )
