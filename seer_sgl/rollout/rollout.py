@@ -298,7 +298,7 @@ class Rollout:
                     async for group in groups:
                         yield group
             finally:
-                session.close()
+                session.run.close()
                 await before.record(fleet, session.recorder)
             session.finish()
 

@@ -84,10 +84,6 @@ class RolloutSession:
         self.recorder.groups += len(groups)
         self.recorder.requests += sum(len(group.requests) for group in groups)
 
-    def close(self) -> None:
-        """Gives up the unfinished groups and aborts their chunks in flight."""
-        self.run.close()
-
     def report(self) -> dict[str, Any]:
         """Returns the report so far."""
         return report(self.recorder)

@@ -222,7 +222,7 @@ class ServedRollout(Observer):
     def _close(self) -> None:
         session, self._session = self._session, None
         assert session is not None
-        session.close()
+        session.run.close()
         self.running.clear()
         self.report = session.report()
         if session.journal is not None:
