@@ -45,18 +45,13 @@ class SimulatedBatch:
         self._step = step
         self._speculation = speculation
         self._waiting: deque[Job] = deque()
-        self._full = False  # SGLang's batch_is_full
+        self.full = False  # no job is admitted before another one ends: SGLang's batch_is_full
         self._ratio = INIT_NEW_TOKEN_RATIO
         # The current stretch of decode steps, if any: its begin, number of steps and pace.
         self._began = 0.0
         self._steps = 0
         self._stretch = Stretch(1.0, 0.0)
         self._pace = Pace(1.0, 0.0, 0.0)
-
-    @property
-    def full(self) -> bool:
-        """Whether no job is admitted before another one ends."""
-        return self._full
 
     @property
     def forward_steps(self) -> int:
@@ -78,7 +73,7 @@ class SimulatedBatch:
     def add(self, job: Job, now: float) -> None:
         """Adds a chunk that has arrived."""
         self._waiting.append(job)
-        if not self._full:
+        if not self.full:
             self._interrupt(now)
 
     def abort(self, rid: str, now: float) -> int:
@@ -90,7 +85,7 @@ class SimulatedBatch:
         if job is not None:
             written = self.running.output(job)
             self._release(job)
-            self._full = False
+            self.full = False
             return written
         waiting, self._waiting = self._waiting, deque[Job]()
         for job in waiting:
@@ -113,10 +108,10 @@ class SimulatedBatch:
         for job in done:
             self.idle_cache.put(job.uid, job.input_len + job.tokens)
         if done:
-            self._full = False
+            self.full = False
             self.wake_at = now + ANSWER_S
             return done
-        if self._waiting and not self._full:
+        if self._waiting and not self.full:
             seconds = self._prefill()
             if seconds:
                 self.wake_at = now + seconds
@@ -160,7 +155,7 @@ class SimulatedBatch:
             others = len(running) + len(admitted)
             # A single job runs regardless of the estimate.
             if others >= self._max_running or (need >= left - reserved and others):
-                self._full = True
+                self.full = True
                 break
             self._waiting.popleft()
             left -= need
@@ -207,7 +202,7 @@ class SimulatedBatch:
         if len(running) == before:
             return False
         self._ratio = running.output_share(RETRACT_DECODE_STEPS)
-        self._full = False
+        self.full = False
         return True
 
     def _decode(self, now: float) -> None:
@@ -217,7 +212,7 @@ class SimulatedBatch:
         to_end = -int(-(running.to_first_end() - 1e-6) // tokens)
         to_full = int((self._capacity - running.held) // growth)
         # If a waiting job may be admitted, SGLang tries again after every step.
-        self._steps = 1 if self._waiting and not self._full else max(1, min(to_end, to_full))
+        self._steps = 1 if self._waiting and not self.full else max(1, min(to_end, to_full))
         first_s = self._pace.seconds(running.context)
         self._stretch = Stretch(first_s, growth * self._pace.kv_token_s)
         self._began = now

@@ -33,15 +33,11 @@ class Speculation:
 
     def __init__(self, config: SpeculationConfig, step: StepTime) -> None:
         self._config = config
+        self.enabled = config.enabled
         self._step = step
         most = most_drafts(config)
         self._drafts = range(1 if config.drafts is None else most, most + 1)
         self._alphas = [acceptance_rate(length, most) for length in config.accept_length]
-
-    @property
-    def enabled(self) -> bool:
-        """Whether speculation is on."""
-        return self._config.enabled
 
     def acceptance(self, references: int) -> float:
         """Returns the probability that a draft token is accepted with this many references."""
