@@ -2,8 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from typing_extensions import override
@@ -55,10 +54,6 @@ class ServerCounts(FleetCounts):
         """Returns the age of the oldest unfinished request in seconds; 0 without any."""
         oldest = next(iter(self.unfinished.values()), None)
         return 0.0 if oldest is None else max(0.0, clock() - oldest.submitted_at)
-
-    def longest_running(self, most: int) -> Iterator[Request]:
-        """Yields unfinished requests, those that started first before the others."""
-        return islice(self.started.values(), most)
 
     @override
     def submitted(self, requests: Sequence[Request], now: float) -> None:

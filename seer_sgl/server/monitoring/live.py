@@ -52,7 +52,9 @@ def live(snapshot: Snapshot, first_cell: int) -> dict[str, Any]:
         "hidden_engines": len(snapshot.engines) - len(engines),
         "groups": [_group(group) for group in islice(counts.groups.values(), MOST_GROUPS)],
         "groups_in_progress": len(counts.groups),
-        "tail": [_request(request, snapshot) for request in counts.longest_running(MOST_TAIL)],
+        "tail": [
+            _request(request, snapshot) for request in islice(counts.started.values(), MOST_TAIL)
+        ],
         "rollouts": [
             _rollout(rollout, snapshot)
             for rollout in islice(counts.tails.rollouts.values(), MOST_ROLLOUTS)
