@@ -18,6 +18,7 @@ KV_LIMIT_SLACK = 8
 # What a model may make of a small image beyond what its size lets us assume, in tokens: Gemma 3
 # makes 256 of any image (`mm_tokens_per_image`).
 IMAGE_SLACK = 256
+START_WITH = "start it with `seer-sgl engine --fleet` and this config"
 
 
 def check_engines(config: FleetConfig, engines: Sequence[EngineInfo]) -> None:
@@ -27,26 +28,16 @@ def check_engines(config: FleetConfig, engines: Sequence[EngineInfo]) -> None:
         raise ConfigError(problem)
     pool, draft = config.kv_pool, config.draft
     for info in engines:
+        name = f"engine {info.engine_id} ({info.url})"
         for key, ability in _demands(config, info):
             if ability in info.off:
-                raise ConfigError(
-                    f"{key}: engine {info.engine_id} ({info.url}) runs without `{ability}`: "
-                    f"{info.off[ability]}"
-                )
+                raise ConfigError(f"{key}: {name} runs without `{ability}`: {info.off[ability]}")
         if config.engines.exact and info.inexact is not None:
-            raise ConfigError(
-                f"engines.exact: engine {info.engine_id} ({info.url}): {info.inexact}"
-            )
+            raise ConfigError(f"engines.exact: {name}: {info.inexact}")
         if pool.backend != "none" and info.pool is None:
-            raise ConfigError(
-                f"kv_pool.backend: engine {info.engine_id} ({info.url}) runs without a KV pool; "
-                "start it with `seer-sgl engine --fleet` and this config"
-            )
+            raise ConfigError(f"kv_pool.backend: {name} runs without a KV pool; {START_WITH}")
         if draft.scope != "none" and not info.draft_tokens:
-            raise ConfigError(
-                f"draft.scope: engine {info.engine_id} ({info.url}) has no speculative decoding; "
-                "start it with `seer-sgl engine --fleet` and this config"
-            )
+            raise ConfigError(f"draft.scope: {name} has no speculative decoding; {START_WITH}")
 
 
 def _demands(config: FleetConfig, info: EngineInfo) -> Iterator[tuple[str, str]]:
