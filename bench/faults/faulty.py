@@ -62,8 +62,8 @@ class FaultyEngine(SimulatedEngine):
         return OTHER_VERSION if self._loop.time() < self._right_at else VERSION
 
     @property
-    @override
     def prefilled_tokens(self) -> int:
+        """Input tokens that were computed, also by earlier instances."""
         return self._prefilled_before + self._batch.prefilled
 
     def strike(self, kind: Kind, seconds: float, other_weights: bool = False) -> None:

@@ -86,11 +86,6 @@ class SimulatedEngine(Engine):
         """Batches that it ran, of any kind."""
         return self._batch.forward_steps
 
-    @property
-    def prefilled_tokens(self) -> int:
-        """Input tokens that were computed."""
-        return self._batch.prefilled
-
     @override
     async def abort(self, chunk: Chunk) -> None:
         call = self._calls.get(chunk.rid)
