@@ -30,15 +30,11 @@ def _spread(name: str, form: str) -> Callable[[Figures], str]:
     return cell
 
 
-def _paper(name: str, form: str) -> Callable[[Figures], str]:
-    return lambda arm: "" if arm["paper"] is None else format(arm["paper"][name], form)
-
-
 MAIN: Sequence[Column] = (
     ("rounds", _median("rounds", "d")),
     ("tok/s", _spread("throughput_tok_s", ",.0f")),
     ("x baseline", _spread("speedup", ".2f")),
-    ("paper", _paper("throughput", ".2f")),
+    ("paper", lambda arm: "" if arm["paper"] is None else f"{arm['paper']['throughput']:.2f}"),
     ("x", _spread("gain", ".2f")),
     ("of", lambda arm: arm["compared_with"] or ""),
     ("total s", _spread("wall_s", ".1f")),
@@ -80,11 +76,8 @@ def markdown(report: dict[str, Any]) -> str:
     arms = report["arms"]
     parts = ["# Benchmark", _environment(report)]
     parts += [_bullets([*report["doubts"], *map(_failure, report["failures"])])]
-    parts += ["## Arms", _descriptions(arms)]
-    parts += [
-        f"{MEDIANS} {NOTES}",
-        _table(arms, MAIN),
-    ]
+    described = [f"`{name}`: {arm['description']}" for name, arm in arms.items()]
+    parts += ["## Arms", _bullets(described), f"{MEDIANS} {NOTES}", _table(arms, MAIN)]
     parts += ["![Throughput and tail of every arm](arms.png)"]
     parts += ["## Work", _table(arms, WORK)]
     for seed, of_seed in report["seeds"].items():
@@ -141,10 +134,6 @@ def _failure(failure: dict[str, Any]) -> str:
 
 def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
-
-
-def _descriptions(arms: dict[str, Figures]) -> str:
-    return _bullets([f"`{name}`: {arm['description']}" for name, arm in arms.items()])
 
 
 def _table(arms: dict[str, Figures], columns: Sequence[Column]) -> str:
