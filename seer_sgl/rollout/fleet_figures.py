@@ -10,7 +10,8 @@ from seer_sgl.report.recorder import Recorder
 
 
 class FleetFigures(NamedTuple):
-    """The counters of drafting, and the starts of the processes beside the engines."""
+    """The counters of drafting, and the starts of each process beside the engines after its first
+    one, by name."""
 
     drafted: draft_report.FleetDraftCounters
     starts: dict[str, int]
@@ -20,18 +21,13 @@ class FleetFigures(NamedTuple):
         """Returns the figures so far."""
         drafters = [engine for engine in fleet.engines if engine.info.draft_tokens > 0]
         drafted = await draft_report.read(drafters, fleet.drafts)
-        return cls(drafted, starts_of(fleet.restarts))
+        return cls(drafted, {process.name: process.count for process in fleet.restarts})
 
     async def record(self, fleet: Fleet, recorder: Recorder) -> None:
         """Gives a rollout's record the difference between these figures and those of now."""
         now = await self.of(fleet)
         recorder.drafting = draft_report.section(self.drafted, now.drafted)
         recorder.processes = process_section(self.starts, fleet.restarts)
-
-
-def starts_of(processes: Iterable[Restarts]) -> dict[str, int]:
-    """Returns the starts of each process after its first one, by name."""
-    return {process.name: process.count for process in processes}
 
 
 def process_section(

@@ -8,7 +8,7 @@ import pytest
 
 from seer_sgl.processes import restarts
 from seer_sgl.processes.supervisor import SupervisedProcess, supervised
-from seer_sgl.rollout.fleet_figures import process_section, starts_of
+from seer_sgl.rollout.fleet_figures import process_section
 from seer_sgl.timing import Timing
 from tests.support.waiting import until
 
@@ -23,10 +23,11 @@ async def test_what_dies_again_and_again_is_not_restarted_and_the_report_says_wh
     kept: list[restarts.Restarts] = []
     try:
         async with supervised([fails, works], kept, Timing(watch_s=0.01, restart_most_s=0.02)):
-            before = starts_of(kept)
+            before = {each.name: each.count for each in kept}
             await until(lambda: kept[0].quarantine is not None)
             failing, working = process_section(before, kept)
-            began_later = process_section(starts_of(kept), kept)
+            now = {each.name: each.count for each in kept}
+            began_later = process_section(now, kept)
     finally:
         await asyncio.gather(fails.stop(), works.stop())
     assert failing == {
