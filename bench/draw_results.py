@@ -137,13 +137,13 @@ def draw_gain(rounds: Sequence[Row], path: Path) -> list[Path]:
     dark, light = [gain.over_pinned for gain in gains], [gain.over_single for gain in gains]
     over_pinned, over_single = (ratios(rounds, SEER, over) for over in (PINNED, SINGLE))
     dark_rounds, light_rounds = (_round_dots(gains, over) for over in (over_pinned, over_single))
-    large = "Large dots are medians of a seed. " if dark_rounds else ""
+    large = "Large dots: medians." if dark_rounds else ""
     with styled_figure(10, 7) as figure:
         headline(
             figure,
             "The more pinned engines idle, the more seer-sgl gains",
-            f"{len(gains)} seeds, {_rounds_per_seed(over_pinned)}, on two engines with one CPU "
-            f"core each and a small model.\n{large}Medians of all rounds: "
+            f"{len(gains)} seeds, {_rounds_per_seed(over_pinned)}; two engines with one CPU core "
+            f"each, a small model. {large}\nMedians of all rounds: "
             f"{_median(over_pinned):.2f}x over pinned groups, {_median(over_single):.2f}x over "
             "single requests in turn.",
             fit=False,

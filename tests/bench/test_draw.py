@@ -100,15 +100,15 @@ def test_a_label_stands_where_it_covers_nothing() -> None:
 @pytest.mark.parametrize(
     ("rounds", "each"),
     [
-        (ROUNDS[:6], "2 seeds, 1 round per seed, on"),
-        (ROUNDS, "2 seeds, 1 to 2 rounds per seed, on"),
+        (ROUNDS[:6], "2 seeds, 1 round per seed; two"),
+        (ROUNDS, "2 seeds, 1 to 2 rounds per seed; two"),
         (
             [
                 msgspec.structs.replace(one, round=3 * n + one.round)
                 for one in ROUNDS
                 for n in range(3)
             ],
-            "2 seeds, 3 to 6 rounds per seed, on",
+            "2 seeds, 3 to 6 rounds per seed; two",
         ),
     ],
 )
@@ -118,7 +118,7 @@ def test_the_picture_of_gains_counts_the_rounds(
     svg, _ = draw_gain(rounds, tmp_path / "gain")
     found = "\n".join(words(svg))
     assert each in found
-    assert ("Large dots are medians of a seed." in found) == (len(rounds) > 6)
+    assert ("Large dots: medians." in found) == (len(rounds) > 6)
 
 
 @pytest.mark.process
