@@ -15,7 +15,7 @@ from seer_sgl.report.style import Point
 
 RESULTS = Path(__file__).parent / "results"
 ARMS_REPORT = RESULTS / "2026-11-27-cpu" / "report.json"
-SEEDS_REPORT = RESULTS / "2026-11-25-cpu-seeds" / "report.json"
+SEEDS_REPORT = RESULTS / "2026-11-27-cpu-seeds" / "report.json"
 
 SINGLE = "request_round_robin"
 PAPER_IDLE = 0.37  # Qwen2-VL-72B: the share of the time that the baseline's engines idle
