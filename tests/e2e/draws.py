@@ -38,6 +38,18 @@ async def draw(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
     )
 
 
+async def control(session: aiohttp.ClientSession, url: str, path: str, **fields: Any) -> None:
+    """Makes a call to an engine that must succeed."""
+    async with session.post(f"{url}{path}", json=fields) as reply:
+        assert reply.status == 200
+
+
+async def running(session: aiohttp.ClientSession, url: str) -> int:
+    """Returns the requests in the batch of an engine; each of them has a token."""
+    async with session.get(f"{url}/v1/loads") as reply:
+        return int((await reply.json())["loads"][0]["num_running_reqs"])
+
+
 async def steps(session: aiohttp.ClientSession, url: str) -> int:
     """Returns the forward passes of an engine since its start."""
     async with session.get(f"{url}/server_info") as reply:
