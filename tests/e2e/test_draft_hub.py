@@ -24,6 +24,7 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult
 from tests.e2e.compare import Samples, assert_identical, collected, roll
 from tests.e2e.conftest import HELD_OUT
+from tests.e2e.draws import control, steps
 from tests.e2e.hub import attack, hub_process
 from tests.e2e.rig import TOKEN, WHOLE, Rig
 from tests.helpers import Returns
@@ -35,7 +36,7 @@ LONELY_PROMPTS = 3
 MEMORY = "2mb"
 HUB_TOKENS = (2 << 20) // 4
 HUB_BYTES = 256 << 20  # memory limit of the whole hub process
-ABORTS, PAUSE_S, MANY = 200, 0.05, 20
+STEPS, MANY = 8, 20
 STRIDE = 17  # most tokens per step: 16 drafts and one more
 KILL_AFTER, RESTART_AFTER = 30, 70  # chunks
 POLL_S = 0.02
@@ -65,12 +66,13 @@ async def test_without_their_hub_engines_draft_from_what_they_have(rig: Rig) -> 
 
 
 class Aborts(Returns):
-    """Aborts chunks from outside at random times, and counts their kept and redrawn tokens."""
+    """Aborts random chunks from outside, and counts their kept and redrawn tokens."""
 
-    def __init__(self, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kept = 0  # kept tokens of aborted chunks of an engine with drafts
         self.redrawn: list[int] = []  # tokens of each aborted chunk that were not kept
-        self._urls = urls
+        self.over = False  # nothing more is aborted
+        self._random = random.Random(seed)
         self._inflight: dict[str, Chunk] = {}  # by rid
         decode_generate = wire.decode_generate
 
@@ -92,30 +94,35 @@ class Aborts(Returns):
     def returned(self, result: ChunkResult) -> None:
         del self._inflight[result.chunk.rid]
 
-    async def abort(self, times: int, seed: int) -> None:
-        """Aborts up to `times` random chunks in flight, drawn with `seed`."""
-        draw = random.Random(seed)
+    async def abort(self, engine_id: str, url: str) -> None:
+        """Aborts half of an engine's chunks whenever it has made some steps with them. It is paused
+        meanwhile, so that they do not end before."""
         async with aiohttp.ClientSession() as session:
-            for _ in range(times):
-                await asyncio.sleep(draw.uniform(0.0, PAUSE_S))
-                if not self._inflight:
-                    continue
-                rid = draw.choice(sorted(self._inflight))
-                url = self._urls[int(self._inflight[rid].engine_id.removeprefix("e"))]
-                async with session.post(f"{url}/abort_request", json={"rid": rid}) as reply:
-                    assert reply.status == 200
+            while not self.over:
+                chunks = [rid for rid, c in self._inflight.items() if c.engine_id == engine_id]
+                before = await steps(session, url)
+                while await steps(session, url) < before + STEPS and not self.over:
+                    pass
+                try:
+                    await control(session, url, "/pause_generation", mode="in_place")
+                    left = [rid for rid in chunks if rid in self._inflight]
+                    for rid in self._random.sample(left, (len(left) + 1) // 2):
+                        await control(session, url, "/abort_request", rid=rid)
+                finally:
+                    await control(session, url, "/continue_generation")
 
 
 async def test_aborts_from_outside_cost_a_step_each_and_change_no_token(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = await rig.undivided(sampling=WHOLE)
-    aborts = Aborts(rig.urls, monkeypatch)
+    aborts = Aborts(3, monkeypatch)
     undivided = rig.fleet(sampling=WHOLE, scheduling={"divide": False})
     async with asyncio.TaskGroup() as tasks:
-        aborting = tasks.create_task(aborts.abort(ABORTS, seed=3))
+        for number, url in enumerate(rig.urls):
+            tasks.create_task(aborts.abort(f"e{number}", url))
         samples, report = await roll(undivided, LONELY_PROMPTS, [aborts])
-        aborting.cancel()
+        aborts.over = True
     assert_identical(of_groups(whole, samples), samples)
     # Siblings stay on two engines here. Where every chunk moves, hardly a token is only elsewhere.
     assert report["drafting"]["sources"]["elsewhere"] > 0
