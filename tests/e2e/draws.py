@@ -1,5 +1,6 @@
 """What an engine draws for a request, and the steps that it takes."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -27,7 +28,19 @@ def clients() -> aiohttp.ClientSession:
 
 async def draw(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Drawn:
     """Returns what an engine draws for a body of /generate."""
-    meta = (await generate(session, url, body))["meta_info"]
+    return _drawn((await generate(session, url, body))["meta_info"])
+
+
+async def draw_all(
+    session: aiohttp.ClientSession, url: str, bodies: Sequence[dict[str, Any]]
+) -> list[Drawn]:
+    """Returns what an engine draws for bodies of /generate that it receives in one call."""
+    each = {key: [body[key] for body in bodies] for key in ("input_ids", "sampling_params")}
+    replies: Any = await generate(session, url, {**each, "return_logprob": True})
+    return [_drawn(reply["meta_info"]) for reply in replies]
+
+
+def _drawn(meta: dict[str, Any]) -> Drawn:
     entries = meta["output_token_logprobs"]
     return Drawn(
         [token for _, token, _ in entries],
