@@ -1,6 +1,7 @@
 """Pauses, aborts and memory through the rollout server under load, on real engines."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,6 +25,11 @@ async def under_way(it: Served, count: int) -> None:
     await until(lambda: sum(each.totals.chunks for each in generation._answers.values()) >= count)
 
 
+def ended(tasks: Sequence["asyncio.Task[Any]"]) -> int:
+    """Returns how many requests have a reply."""
+    return sum(task.done() for task in tasks)
+
+
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_a_pause_changes_no_token(engine_urls: list[str], mode: str) -> None:
     expected = await undivided(engine_urls[0], requests())
@@ -36,9 +42,10 @@ async def test_a_pause_changes_no_token(engine_urls: list[str], mode: str) -> No
         await under_way(it, 12)
         for _ in range(2):
             assert (await it.post("/pause_generation", mode=mode))[0] == 200
-            done = sum(task.done() for task in tasks)
+            await until(lambda: ended(tasks) + it.service.generation.in_progress == len(tasks))
+            done = ended(tasks)
             await asyncio.sleep(1.5)
-            assert sum(task.done() for task in tasks) == done
+            assert ended(tasks) == done
             async with it.session.get(f"{it.url}/health_generate") as health:
                 assert health.status == 200
             assert (await it.post("/continue_generation"))[0] == 200
