@@ -8,11 +8,15 @@ import asyncio
 import contextlib
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
+from seer_sgl.driver.observer import Observer
+from seer_sgl.engine_types import EngineLoad
 from tests.e2e.conftest import (
     MODEL,
     SERVER_FLAGS,
@@ -97,6 +101,17 @@ class Load:
         for ours, place in ((wrong, 0), (behind, rest - 1)):
             with pytest.raises(AssertionError, match=f"'equal tokens': {place},"):
                 await assert_same_but_for_ties(url, [request], [ours])
+
+
+class Polls(Observer):
+    """Counts the polls that each engine has answered."""
+
+    def __init__(self) -> None:
+        self.of: Counter[str] = Counter()
+
+    @override
+    def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
+        self.of[engine_id] += 1
 
 
 async def trained(log: Path, **arguments: Any) -> None:
@@ -230,8 +245,10 @@ async def test_an_engine_killed_between_begin_and_end_is_stale_and_the_other_ser
                 expected = await undivided(fresh, requests)
             replies = await asyncio.gather(*(it.generate(**each) for each in requests))
             assert [reply["output_ids"] for reply in replies] == expected
+            polls = Polls()
+            it.service.driver.observe(polls)
             stack.enter_context(servers(urls[:1], [SERVER_FLAGS], logs[2]))
-            await asyncio.sleep(2.0)
+            await until(lambda: polls.of["e0"] >= 3)
             assert not it.service.serves("e0"), "it has the first weights"
             fields = {"model_path": str(other_model), "weight_version": "newer"}
             assert (await it.post(DISK, **fields))[0] == 200
