@@ -1,5 +1,6 @@
 """What an engine draws for a request, and the steps that it takes."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -55,6 +56,14 @@ async def control(session: aiohttp.ClientSession, url: str, path: str, **fields:
     """Makes a call to an engine that must succeed."""
     async with session.post(f"{url}{path}", json=fields) as reply:
         assert reply.status == 200
+
+
+async def continue_all(session: aiohttp.ClientSession, urls: Sequence[str]) -> None:
+    """Continues engines that were paused: all of them, also if the call to one fails."""
+    calls = (control(session, url, "/continue_generation") for url in urls)
+    for error in await asyncio.gather(*calls, return_exceptions=True):
+        if error is not None:
+            raise error
 
 
 async def running(session: aiohttp.ClientSession, url: str) -> int:

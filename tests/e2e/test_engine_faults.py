@@ -18,7 +18,7 @@ from seer_sgl.timing import Timing
 from seer_sgl.types import Chunk, ChunkResult
 from tests.e2e.compare import Samples, assert_identical, roll, rolled
 from tests.e2e.conftest import external
-from tests.e2e.draws import control, running
+from tests.e2e.draws import continue_all, control, running
 from tests.helpers import Returns
 from tests.support.waiting import DEADLINE_S
 
@@ -55,17 +55,20 @@ async def abort_all(urls: list[str], sent: Sent) -> None:
     one is paused, so that none of its requests ends before."""
     await sent.all.wait()
     async with aiohttp.ClientSession() as session:
+
+        async def pause(engine_id: str, url: str) -> None:
+            while await running(session, url) < sent.on[engine_id]:
+                pass
+            await control(session, url, "/pause_generation", mode="in_place")
+
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as pausing:
                 for engine_id, url in zip(("e0", "e1"), urls, strict=True):
-                    while await running(session, url) < sent.on[engine_id]:
-                        pass
-                    await control(session, url, "/pause_generation", mode="in_place")
+                    pausing.create_task(pause(engine_id, url))
             for url in urls:
                 await control(session, url, "/abort_request", abort_all=True)
         finally:
-            for url in urls:
-                await control(session, url, "/continue_generation")
+            await continue_all(session, urls)
 
 
 async def test_grammars_aborted_in_the_middle_give_the_responses_of_an_undisturbed_run(
