@@ -98,14 +98,7 @@ async def test_divided_with_pool_and_drafts_over_two_servers_has_these_samples(
     commanded: tuple[Path, str], tmp_path: Path
 ) -> None:
     out, _ = commanded
-    # Drafts of the odd samples are from a history, and so do not depend on the progress of
-    # siblings, which a busy machine delays. The even ones are drafted from siblings.
-    history = tmp_path / "history.jsonl"
-    odd = [json.dumps(sample) for sample in samples_in(out) if sample["index"] % 2]
-    history.write_text("\n".join(odd))
-    config = load_ready(
-        "cpu-seer", (*SETTINGS, f"engines.api_key={KEY}", f"draft.history={history}")
-    )
+    config = load_ready("cpu-seer", (*SETTINGS, f"engines.api_key={KEY}"))
     async with Rollout(
         config, log_dir=tmp_path, placement=AlwaysElsewhere(fetch=True), timing=PATIENT
     ) as rollout:
