@@ -31,8 +31,7 @@ async def test_kv_moves_through_less_host_memory_than_the_device_has(backend: st
     assert_identical(whole, parts)
     print(f"{report['fetches']} of {report['migrations']} moves fetched")
     assert report["migrations"] >= report["samples"]
-    # A busy machine blocks the engines, which then report KV as missing that arrives later.
-    assert report["fetches"] > 0
+    assert report["fetches"] >= 0.5 * report["migrations"]
     assert report["cached_tokens"]["storage"] > 0
     assert accepted_drafts(report) > 0
     assert not seen.left_kv_behind

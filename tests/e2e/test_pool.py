@@ -76,12 +76,11 @@ async def test_every_chunk_moves_with_the_kv_that_the_pool_has_and_no_token_chan
     assert_identical(whole, parts)
     print(f"{report['fetches']} of {report['migrations']} moves fetched")
     assert len(seen.recomputed) == report["migrations"] >= 200
-    # An engine that is blocked for seconds reports KV as missing that arrives later, and ends a
-    # read early: how many moves fetch all of it is not ours to say on a busy machine. A move leaves
-    # no KV behind that was not reported missing.
+    # An engine that is blocked for seconds reports KV as missing that arrives later, so on a busy
+    # machine not every move can fetch. A move leaves no KV behind that was not reported missing.
     assert not seen.left_kv_behind
-    assert report["fetches"] > 0
-    whole_fetches = sum(tokens <= PAGE + 1 for tokens in seen.recomputed_after_fetch)
-    assert whole_fetches > 4, seen.recomputed_after_fetch
+    assert report["fetches"] >= 0.5 * report["migrations"]
+    within_a_page = [tokens <= PAGE + 1 for tokens in seen.recomputed_after_fetch]
+    assert sum(within_a_page) >= 0.95 * len(within_a_page), seen.recomputed_after_fetch
     assert report["cached_tokens"]["storage"] > 0
     assert report["retractions"] == 0
