@@ -159,20 +159,33 @@ async def test_siblings_that_come_one_by_one_are_drafted_from_one_another(
         for k in range(siblings)
     ]
     random.Random(4).shuffle(requests)
-    from_siblings, replies = [], []
+    steps, from_siblings, replies = [], [], []
     for window_s in (0.0, 5.0):
         async with through_us(few_at_once, group_window_s=window_s) as it:
-            before = await sibling_drafts(it)
+            before, drafted = await forward_steps(it), await sibling_drafts(it)
             replies.append(
                 await asyncio.gather(*(answer(it.session, it.url, body) for body in requests))
             )
-            from_siblings.append(await sibling_drafts(it) - before)
+            steps.append(await forward_steps(it) - before)
+            from_siblings.append(await sibling_drafts(it) - drafted)
     alone, together = replies
     assert [r["output_ids"] for r in alone] == [r["output_ids"] for r in together]
     groups = {reply["meta_info"]["seer"]["group"] for reply in together}
     assert len(groups) == len(chosen)
     assert len({reply["meta_info"]["seer"]["group"] for reply in alone}) == len(requests)
-    assert from_siblings[0] == 0 < from_siblings[1]
+    assert from_siblings[0] == 0
+    assert from_siblings[1] > 10  # of one of 16 verifications, which has up to 32 drafts
+    assert steps[1] < steps[0]
+
+
+async def forward_steps(it: Served) -> int:
+    """Returns the forward steps of all engines since their start."""
+    total = 0
+    for engine in it.service.fleet.engines:
+        work = await engine.work()
+        assert work is not None
+        total += work.forward_steps
+    return total
 
 
 async def sibling_drafts(it: Served) -> int:
