@@ -39,7 +39,7 @@ HUB_BYTES = 256 << 20  # memory limit of the whole hub process
 STEPS, MANY = 8, 20
 STRIDE = 17  # most tokens per step: 16 drafts and one more
 KILL_AFTER, RESTART_AFTER = 30, 70  # chunks
-POLL_S = 0.02
+POLL_S = 0.01
 
 
 def fleet(rig: Rig) -> dict[str, Any]:
@@ -99,10 +99,13 @@ class Aborts(Returns):
         meanwhile, so that they do not end before."""
         async with aiohttp.ClientSession() as session:
             while not self.over:
+                await asyncio.sleep(POLL_S)
                 chunks = [rid for rid, c in self._inflight.items() if c.engine_id == engine_id]
-                before = await steps(session, url)
-                while await steps(session, url) < before + STEPS and not self.over:
-                    pass
+                if not chunks:
+                    continue
+                due = await steps(session, url) + STEPS
+                while await steps(session, url) < due and not self.over:  # noqa: ASYNC110
+                    await asyncio.sleep(POLL_S)  # each look interrupts the engine
                 try:
                     await control(session, url, "/pause_generation", mode="in_place")
                     left = [rid for rid in chunks if rid in self._inflight]
