@@ -34,14 +34,14 @@ BANNED = {
     r"\b[Ff]orwarded (request|call|chunk)": "passthrough",
     r"^This page answers": "the answer",
     r"\bdispatched since\b": "not dispatched for ... s",
+    r"[Cc]alm": "undisturbed, or expected",
+    r"\b(would|could|then) ends? (an|the|its) engine\b|\bends? an engine\b": "crashes, kills",
+    r"\bSGLang (would|could) end\b": "crashes",
 }
 # The same for code alone; the title of a figure is in its picture too.
 BANNED_IN_CODE = {
-    r"[Cc]alm": "undisturbed, or expected",
     r"\b[Bb]rings\b(?! \{gain)|\bbrought\b": "returns, gains, contains",
     r"(?<!long )\bas (it is|they are)(?=[.,:;)]|$)": "unmodified, unchanged or passthrough",
-    r"\b(would|could|then) ends? (an|the|its) engine\b|\bends? an engine\b": "crashes, kills",
-    r"\bSGLang (would|could) end\b": "crashes",
 }
 
 
