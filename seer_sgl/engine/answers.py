@@ -1,6 +1,5 @@
 """Answers of engines to calls that are no chunks, with any HTTP status."""
 
-import asyncio
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
 
@@ -9,7 +8,7 @@ from seer_sgl.errors import EngineUnavailable
 from . import wire
 from .client import HttpEngine
 from .server_calls import REPLY_BYTES, decode_control
-from .session import read_body
+from .session import read_body, within
 
 T = TypeVar("T")
 MOST_BYTES = 1 << 26  # of an answer: a prompt of many million tokens
@@ -47,7 +46,7 @@ async def ask(
     Raises EngineUnavailable, also after `within_s` seconds.
     """
     try:
-        async with asyncio.timeout(within_s), engine.send(method, path, body) as answer:
+        async with within(within_s), engine.send(method, path, body) as answer:
             content_type = answer.headers.get("Content-Type", "application/json")
             return EngineAnswer(answer.status, content_type, await read_body(answer, limit))
     except TimeoutError as error:

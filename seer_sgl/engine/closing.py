@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 
 from seer_sgl.errors import EngineError
 
+from .session import within
+
 
 class SessionCloses:
     """The sessions of one engine that are still to be closed.
@@ -37,7 +39,7 @@ class SessionCloses:
     async def _run(self) -> None:
         while self._waiting:
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with within(self._timeout_s):
                     await self._call(self._waiting.popleft())
             except EngineError:
                 continue

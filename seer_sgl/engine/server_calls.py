@@ -1,6 +1,5 @@
 """Calls to an SGLang server: a request and its whole reply, of limited size and in limited time."""
 
-import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import NamedTuple, TypeVar
@@ -11,7 +10,7 @@ import msgspec
 from seer_sgl.errors import EngineError, EngineUnavailable, RequestRejected
 
 from . import wire
-from .session import read_body, requested
+from .session import read_body, requested, within
 
 T = TypeVar("T")
 
@@ -71,7 +70,7 @@ class ServerCalls(NamedTuple):
     ) -> bytes:
         """Returns the reply to a call. Raises like `reply`, and Unreachable after `within_s`."""
         try:
-            async with asyncio.timeout(within_s):
+            async with within(within_s):
                 return await self.reply(method, path, body, limit)
         except TimeoutError as error:
             raise self.unreachable(error, f"no answer on {path} within {within_s:g} s") from error

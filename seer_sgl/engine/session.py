@@ -19,14 +19,17 @@ from seer_sgl.errors import ConfigError
 KEEPALIVE_S = 4.0
 # A request that an idle connection loses so soon was never read, and is sent again on another one.
 LOST_AT_ONCE_S = 1.0
-CONNECT_TIMEOUT_S = 10.0
+# The time of a limit passes in so many slices, each of which waits for the event loop.
+SLICES = 8
 # Linux socket options: an idle connection is probed after 20 s, then every 10 s. The peer counts as
 # gone after three unacknowledged probes, or when sent data is unacknowledged for 50 s (here in ms).
+# A connection is given up after 7 s without an answer, since Linux 6.5 after 11 s.
 PROBES = {
     "TCP_KEEPIDLE": 20,
     "TCP_KEEPINTVL": 10,
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 50_000,
+    "TCP_SYNCNT": 2,
 }
 # The scheduler bounds the chunks in flight per engine; this limit only guards against a defect.
 MAX_CONNECTIONS = 1 << 16
@@ -49,7 +52,7 @@ def open_session(api_key: str | None = None) -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(
             limit=MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_S, socket_factory=probing_socket
         ),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        timeout=aiohttp.ClientTimeout(total=None),  # the kernel limits how long it connects
         headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
     )
 
@@ -148,6 +151,31 @@ def raise_file_limit() -> None:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@contextlib.asynccontextmanager
+async def within(within_s: float) -> AsyncIterator[None]:
+    """As `asyncio.timeout`, but an event loop that stands still loses one slice of the time.
+
+    A loop runs the timers that are due before it reads what has arrived in the meantime. So a
+    driver that was held up would blame every server that it waits for.
+    """
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+    async with asyncio.timeout(None) as timeout:
+
+        def pass_slice(left: int) -> None:
+            nonlocal timer
+            if left:
+                timer = loop.call_later(within_s / SLICES, pass_slice, left - 1)
+            else:
+                timeout.reschedule(loop.time())
+
+        timer = loop.call_later(within_s / SLICES, pass_slice, SLICES - 1)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 class LateBody(aiohttp.Payload):

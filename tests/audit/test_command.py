@@ -1,5 +1,6 @@
 """`seer-sgl audit` finds what was changed, names the cause, and changes nothing on the server."""
 
+import asyncio
 import contextlib
 import io
 import json
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typing_extensions import override
 
 from seer_sgl.audit.command import AuditRequest, audit
 from seer_sgl.errors import AuditFailed, ConfigError, EngineUnavailable
@@ -310,15 +312,28 @@ async def test_a_server_that_is_none_of_sglang_is_one_line(tmp_path: Path) -> No
         await audited(tmp_path, lines(1), fake)
 
 
+class Mute(ScoringSGLang):
+    """A fake that answers neither a flush nor a request."""
+
+    @override
+    async def flush(self, _: dict[str, Any]) -> Any:
+        await asyncio.Event().wait()
+
+    @override
+    async def generate(self, http: Any) -> Any:
+        await asyncio.Event().wait()
+
+
 @pytest.mark.parametrize(
-    ("timing", "message"),
+    ("flush", "message"),
     [
-        (Timing(flush_s=0.0), r"no answer on /flush_cache\?timeout=0 within 0 s"),
-        (Timing(audit_call_s=0.0), "no answer on /generate within 0 s"),
+        (True, r"no answer on /flush_cache\?timeout=0.01 within 0.02 s"),
+        (False, "no answer on /generate within 0.01"),
     ],
 )
 async def test_a_server_that_does_not_answer_ends_the_audit(
-    tmp_path: Path, timing: Timing, message: str
+    tmp_path: Path, flush: bool, message: str
 ) -> None:
+    timing = Timing(flush_s=0.01, audit_call_s=0.01)
     with pytest.raises(EngineUnavailable, match=message):
-        await audited(tmp_path, lines(1), flush=True, timing=timing)
+        await audited(tmp_path, lines(1), Mute(), flush=flush, timing=timing)

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from seer_sgl.engine import wire
 from seer_sgl.engine.answers import ask_object
-from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.client import HEALTH_TIMEOUT_S, HttpEngine
 from seer_sgl.engine.describe import describe, described
 from seer_sgl.engine.server_calls import ServerCalls, decode_control
 from seer_sgl.engine.session import PROBES, open_session, probing_socket
@@ -36,6 +36,7 @@ from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
 from tests.garbage import CONTROL, DEEP, STATE
 from tests.helpers import make_group, make_reply
 from tests.support.infos import chunk_on
+from tests.support.waiting import jump, outlast
 
 ALWAYS = Timing(refresh_every_s=0.0)  # every poll checks the weights
 
@@ -396,6 +397,39 @@ async def test_cancelling_a_chunk_aborts_it_on_the_server() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     assert fake.aborted == ["g.0.c1/"]
+
+
+class Asked(FakeSGLang):
+    """A fake whose health check answers once it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+
+    @override
+    async def health(self, http: Any) -> Any:
+        self.asked.set()
+        await self.answers.wait()
+        return await super().health(http)
+
+
+async def test_a_driver_that_stood_still_does_not_blame_the_engine() -> None:
+    fake = Asked()
+    async with joined(fake) as engine:
+        asking = asyncio.create_task(engine.problem())
+        await fake.asked.wait()
+        jump(HEALTH_TIMEOUT_S)
+        await asyncio.sleep(0)
+        fake.answers.set()
+        assert await asking is None
+        fake.asked.clear()
+        fake.answers.clear()
+        asking = asyncio.create_task(engine.problem())
+        await fake.asked.wait()
+        await outlast(HEALTH_TIMEOUT_S)
+        problem = await asking
+        assert problem is not None and "no answer on /health within" in problem.why
+        fake.answers.set()
 
 
 async def test_the_kernel_probes_the_connections_of_silent_chunks(

@@ -10,7 +10,7 @@ from tests.fake_sglang import FakeSGLang
 from tests.server.generating import LIMIT, PROMPT, SEED, generating
 from tests.server.helpers import CHUNK, Fakes, Served, served, two, until_held, whole
 from tests.support.timing import OVER_JUMPS, QUICK
-from tests.support.waiting import jump, polled, until
+from tests.support.waiting import outlast, polled, until
 
 
 def is_prefix(reply: dict[str, Any], seed: int, fake: FakeSGLang) -> bool:
@@ -83,7 +83,7 @@ async def test_an_engine_that_hangs_does_not_hold_the_control_plane() -> None:
         pausing = asyncio.create_task(it.post("/pause_generation", mode="retract"))
         await until(lambda: fake.paused and hung.calls)
         await polled(fake)  # its answer has been read
-        jump(OVER_JUMPS.quick_call_s)
+        await outlast(OVER_JUMPS.quick_call_s)
         status, answer = await pausing
         replies = [answer["engines"][name]["status"] for name in ("e0", "e1")]
         assert (status, replies) == (200, [200, None])

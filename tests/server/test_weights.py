@@ -12,7 +12,7 @@ from tests.fake_sglang import FakeSGLang
 from tests.server.generating import LIMIT, PROMPT, SEED, generating
 from tests.server.helpers import Fakes, Served, served, tensor_entry, two, under_way, whole
 from tests.support.timing import OVER_JUMPS, QUICK
-from tests.support.waiting import jump, polled, until
+from tests.support.waiting import outlast, polled, until
 
 DISK, TENSOR = "/update_weights_from_disk", "/update_weights_from_tensor"
 DISTRIBUTED = "/update_weights_from_distributed"
@@ -157,7 +157,7 @@ async def test_an_update_in_a_pause_waits_for_a_silent_engine_as_long_as_a_pause
         await it.post("/pause_generation", mode="retract")
         update = asyncio.create_task(it.post(DISK, model_path="new", weight_version="v2"))
         await until(lambda: fake.silent_once)
-        jump(OVER_JUMPS.quick_call_s)
+        await outlast(OVER_JUMPS.quick_call_s)
         await until(update.done, within_s=20.0)  # by default it takes 30 s more
         assert (await update)[0] == 200
         assert (fake.paused, fake.weight_version) == ("retract", "v2")
@@ -231,7 +231,7 @@ async def test_an_engine_that_is_silent_for_the_timeout_misses_the_update() -> N
         update = asyncio.create_task(it.post(f"{DISK}?timeout=30", **fields))
         await until(lambda: first.weights == "new" and other.updating.is_set())
         await polled(first)  # its answer has been read
-        jump(30.0)
+        await outlast(30.0)
         status, answer = await update
         assert (status, answer["engines"]["e1"]["status"]) == (200, None), answer
         assert list(it.service.driver.stale) == ["e1"]
