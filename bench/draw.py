@@ -18,7 +18,7 @@ import msgspec
 from bench.draw_diagrams import draw_architecture, draw_chunk
 from bench.draw_learning import draw_learning, read_trainings
 from bench.draw_results import draw_gain, draw_waterfall
-from bench.gains import ARMS_REPORT, RESULTS, SEEDS_REPORT, read_rounds
+from bench.gains import ARMS_REPORT, RESULTS, SEEDS_REPORTS, read_rounds
 from bench.what_if import FOLDER
 from seer_sgl.what_if.answer import WhatIfAnswer
 from seer_sgl.what_if.picture import draw as draw_answer
@@ -35,7 +35,7 @@ def draw_all(out: Path) -> list[Path]:
         *draw_architecture(out / "architecture"),
         *draw_chunk(out / "chunk"),
         *draw_waterfall(read_rounds(ARMS_REPORT), out / "waterfall"),
-        *draw_gain(read_rounds(SEEDS_REPORT), out / "gain"),
+        *draw_gain(read_rounds(*SEEDS_REPORTS), out / "gain"),
         *draw_learning(read_trainings(LEARNING), out / "learning"),
         *draw_answer(msgspec.json.decode(ANSWER.read_bytes(), type=WhatIfAnswer), out / "what-if"),
     ]

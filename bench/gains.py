@@ -15,7 +15,9 @@ from seer_sgl.report.style import Point
 
 RESULTS = Path(__file__).parent / "results"
 ARMS_REPORT = RESULTS / "2026-11-27-cpu" / "report.json"
-SEEDS_REPORT = RESULTS / "2026-11-27-cpu-seeds" / "report.json"
+SEEDS_REPORTS = tuple(
+    RESULTS / run / "report.json" for run in ("2026-11-27-cpu-seeds", "2026-11-28-cpu-seeds")
+)
 
 SINGLE = "request_round_robin"
 PAPER_IDLE = 0.37  # Qwen2-VL-72B: the share of the time that the baseline's engines idle
@@ -77,9 +79,14 @@ class Box(NamedTuple):
 TECHNIQUES = tuple(EVERY[name] for name in (PINNED, SINGLE, "divided", "kv_pool", "context", SEER))
 
 
-def read_rounds(path: Path) -> list[Row]:
-    """Returns the rounds of a `report.json`."""
-    return msgspec.json.decode(path.read_bytes(), type=Report).rounds
+def read_rounds(*paths: Path) -> list[Row]:
+    """Returns the rounds of each `report.json`, numbered on from one to the next."""
+    rounds: list[Row] = []
+    for path in paths:
+        first = max((row.round + 1 for row in rounds), default=0)
+        found = msgspec.json.decode(path.read_bytes(), type=Report).rounds
+        rounds += [msgspec.structs.replace(row, round=first + row.round) for row in found]
+    return rounds
 
 
 def ratios(rounds: Sequence[Row], arm: str, over: str = PINNED) -> list[Ratio]:

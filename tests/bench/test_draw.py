@@ -14,7 +14,7 @@ from bench.draw import draw_all
 from bench.draw_results import draw_gain
 from bench.gains import (
     ARMS_REPORT,
-    SEEDS_REPORT,
+    SEEDS_REPORTS,
     Box,
     SeedGain,
     place_labels,
@@ -88,6 +88,14 @@ def test_rounds_are_read_from_a_report_that_has_more(tmp_path: Path) -> None:
     assert read_rounds(path) == [row("seer", 1, 0, 2.5, [0.5]), row("router", 1, 0, 3.0)]
 
 
+def test_the_rounds_of_two_runs_are_numbered_on(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({"rounds": msgspec.to_builtins(ROUNDS)}))
+    joined = read_rounds(path, path)
+    assert joined[: len(ROUNDS)] == ROUNDS
+    assert len({(one.arm, one.round) for one in joined}) == 2 * len(ROUNDS)
+
+
 def test_a_label_stands_where_it_covers_nothing() -> None:
     points = [(0.0, 0.0), (0.0, 0.0), (500.0, 0.0)]
     obstacles = [Box(505.0, -5.0, 520.0, 5.0)]
@@ -134,7 +142,7 @@ def test_every_picture_is_written_as_svg_and_png_with_the_numbers_of_the_reports
         assert written[f"{name}.png"].stat().st_size < 150_000
     bars, dots = words(written["waterfall.svg"]), words(written["gain.svg"])
     assert bars >= {f"{step.median:.2f}" for step in steps(read_rounds(ARMS_REPORT))}
-    for gain in seed_gains(read_rounds(SEEDS_REPORT)):
+    for gain in seed_gains(read_rounds(*SEEDS_REPORTS)):
         assert any(word.endswith(f"{gain.seed}: {gain.over_pinned:.2f}") for word in dots)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.gains import ARMS_REPORT, PAPER_GAIN, PAPER_IDLE, SEEDS_REPORT, seed_gains
+from bench.gains import ARMS_REPORT, PAPER_GAIN, PAPER_IDLE, SEEDS_REPORTS, read_rounds, seed_gains
 from tests.support.rows import row
 from tools.docs import benchmark_blocks as arms
 from tools.docs.figures import BLOCK, BLOCKS, ROOT, filled, read, result_pages
 from tools.docs.tables import gains, rounds_of
 
-MAIN, SEEDS = ARMS_REPORT.parent, SEEDS_REPORT.parent
+MAIN = ARMS_REPORT.parent
 NUMBERS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
@@ -112,7 +112,9 @@ def test_single_requests_are_the_best_of_plain_sglang() -> None:
 
 def test_the_seeds_that_idle_as_much_as_the_paper_are_counted_right() -> None:
     gained = [
-        gain.over_pinned for gain in seed_gains(rounds_of(read(SEEDS))) if gain.idle >= PAPER_IDLE
+        gain.over_pinned
+        for gain in seed_gains(read_rounds(*SEEDS_REPORTS))
+        if gain.idle >= PAPER_IDLE
     ]
     reached, every = NUMBERS[sum(gain >= PAPER_GAIN for gain in gained)], NUMBERS[len(gained)]
     claim = f"all {every} seeds reach" if reached == every else f"{reached} of {every} seeds reach"

@@ -1,7 +1,8 @@
 """What the pages take from the report.json of a benchmark, so that no number is copied by hand.
 
 A block of a page stands between `<!-- from FOLDER: NAME -->` and `<!-- end -->`; BLOCKS has the
-names. `python -m tools.docs.figures` writes report.md and the pictures of all committed benchmarks.
+names, and `FOLDER+FOLDER` joins the rounds of two runs.
+`python -m tools.docs.figures` writes report.md and the pictures of all committed benchmarks.
 """
 
 import json
@@ -15,6 +16,7 @@ import msgspec
 from bench.full.lanes import Pair, draw_pair
 from bench.full.page import full_page
 from bench.full.router import KNOWN, MEASURED
+from bench.gains import read_rounds
 from seer_sgl.benchmark.plots import draw_arms
 from seer_sgl.benchmark.summary import by_seed, summarize
 
@@ -54,7 +56,7 @@ def filled(text: str, root: Path) -> str:
     """
 
     def block(match: re.Match[str]) -> str:
-        lines = BLOCKS[match[3]](read(root / match[2]))
+        lines = BLOCKS[match[3]](read(*(root / run for run in match[2].split("+"))))
         return "\n".join([match[1], *lines, "", match[4]])
 
     page, blocks = BLOCK.subn(block, text)
@@ -63,15 +65,17 @@ def filled(text: str, root: Path) -> str:
     return page
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """Returns the report of a benchmark.
+def read(*folders: Path) -> dict[str, Any]:
+    """Returns the report of a benchmark: the last one, with the rounds of all.
 
-    `arms` and `seeds` are computed from its rounds again, so that all pages use one definition of
+    `arms` and `seeds` are computed from the rounds again, so that all pages use one definition of
     a gain, also for a report that an earlier version wrote.
     """
-    report: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    rows = rounds_of(report)
-    return report | {"arms": summarize(rows, KNOWN), "seeds": by_seed(rows, KNOWN)}
+    paths = [folder / "report.json" for folder in folders]
+    report: dict[str, Any] = json.loads(paths[-1].read_text(encoding="utf-8"))
+    rows = read_rounds(*paths)
+    figures = {"arms": summarize(rows, KNOWN), "seeds": by_seed(rows, KNOWN)}
+    return report | figures | {"rounds": msgspec.to_builtins(rows)}
 
 
 def result_pages(root: Path) -> Iterator[tuple[Path, str]]:
