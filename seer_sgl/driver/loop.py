@@ -29,6 +29,7 @@ from .run import Run
 from .stop_strings import Amend
 
 logger = logging.getLogger(__name__)
+AT_ONCE = 256  # chunks that are sent before others have a turn: a fleet takes 10^5 at its start
 BREACH = "the driver is idle"  # prefix of the log message about leftover scheduler state
 
 
@@ -176,8 +177,10 @@ class RolloutLoop:
         """Runs until cancelled, and then aborts every chunk in flight."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                self._dispatch(tasks)
-                self._take(await self._next_ended())
+                if self._dispatch(tasks):
+                    await asyncio.sleep(0)
+                else:
+                    self._take(await self._next_ended())
                 while not self._ended.empty():
                     self._take(self._ended.get_nowait())
 
@@ -197,14 +200,17 @@ class RolloutLoop:
         """Makes `run` check for work although no chunk came back."""
         self._ended.put_nowait(None)
 
-    def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
-        if self.paused:
-            return
-        while (chunk := self.scheduler.next_assignment(self.clock())) is not None:
+    def _dispatch(self, tasks: asyncio.TaskGroup) -> bool:
+        """Sends chunks, but not more than AT_ONCE. Returns whether there may be more to send."""
+        for _ in range(AT_ONCE):
+            chunk = None if self.paused else self.scheduler.next_assignment(self.clock())
+            if chunk is None:
+                return False
             run = self.by_group[chunk.request.group.uid]
             self.flights.send(tasks, run, chunk)
             for observer in run.observers:
                 observer.sent(chunk, self.clock())
+        return True
 
     def _take(self, flight: Flight | None) -> None:
         if flight is None:

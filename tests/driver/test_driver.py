@@ -7,6 +7,7 @@ streamed tokens.
 import asyncio
 from array import array
 from collections import deque
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ from typing_extensions import override
 
 from seer_sgl.config import EnginesConfig
 from seer_sgl.driver.groups import GroupMaker
+from seer_sgl.driver.loop import AT_ONCE
 from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine_types import ServerState
 from seer_sgl.errors import ChunkRecalled, ConfigError, RolloutError
 from seer_sgl.timing import Timing
 from seer_sgl.types import (
+    Chunk,
     ChunkResult,
     FailureKind,
     Prompt,
@@ -44,6 +47,29 @@ async def test_events_come_in_order_and_a_sample_with_its_own() -> None:
     assert events.failures == [None]
     (error,) = events.errors
     assert (error.engine_id, error.status, error.kind) == ("e0", 503, "unavailable")  # type: ignore[attr-defined]
+
+
+class Sent(Observer):
+    """Counts the chunks that were sent."""
+
+    chunks = 0
+
+    @override
+    def sent(self, chunk: Chunk, now: float) -> None:
+        self.chunks += 1
+
+
+async def test_others_have_a_turn_while_many_chunks_are_sent() -> None:
+    sent, seen = Sent(), [0]
+    async with staged(FakeSGLang()) as stage:
+        groups = stage.groups(1, n=AT_ONCE + 50)
+        rolled = asyncio.create_task(all_of(stage.driver.submit(groups, [sent])))
+        while not rolled.done():
+            await asyncio.sleep(0)
+            seen.append(sent.chunks)
+        (group,) = await rolled
+    assert len(group.samples) == AT_ONCE + 50
+    assert max(after - before for before, after in pairwise(seen)) == AT_ONCE
 
 
 async def test_one_of_two_callers_with_equal_group_ids_leaves_half_way() -> None:
