@@ -14,6 +14,9 @@ from .replies import EngineReply, Replies
 from .state import FleetState, Starts, same_start
 
 logger = logging.getLogger(__name__)
+# SGLang's word for a failure after which the weights are neither the old ones nor the new ones
+# (`WeightUpdater.load_weights_from_distributed`). From disk it loads the old ones again.
+PARTLY = "partially updated"
 
 
 async def mark_updated(
@@ -54,6 +57,18 @@ async def mark_updated(
             driver.mark_stale(name, why)
     driver.adopt_weights(version)
     logger.info("the engines serve new weights%s", f" {version}" if version else "")
+
+
+def mark_partly_updated(state: FleetState, replies: Replies) -> set[str]:
+    """Takes the engines out that failed in the middle of an update, and returns their ids."""
+    broken = {
+        name for name, reply in replies.items() if not reply.ok and PARTLY in str(reply.reply)
+    }
+    for name in sorted(broken):
+        logger.warning("engine %s is stale: a weight update failed half-way", name)
+        with contextlib.suppress(ConfigError):  # it has left
+            state.driver.mark_stale(name, "a weight update failed half-way")
+    return broken
 
 
 async def all_opened(engines: Sequence[HttpEngine], body: bytes) -> Replies:

@@ -13,7 +13,14 @@ from .calls import call_all, on_each, until_idle
 from .groups import DEFAULT_GROUP, require_complete, require_one_copy
 from .replies import CallResult, EngineReply, Replies, failed_of
 from .state import SESSION, Before, FleetState, Session, ranks_of
-from .updated import all_opened, mark_updated, no_failure_so_far, starts_of, succeeded
+from .updated import (
+    all_opened,
+    mark_partly_updated,
+    mark_updated,
+    no_failure_so_far,
+    starts_of,
+    succeeded,
+)
 
 UPDATE = "a weight update"  # the hold
 DISK, DISTRIBUTED = "/update_weights_from_disk", "/update_weights_from_distributed"
@@ -134,7 +141,11 @@ async def end(state: FleetState, fields: Fields) -> CallResult:
         engines = state.engines()
         replies = await call_all(engines, "POST", "/end_weight_update", body_of(fields))
         ended = succeeded(engines, replies)
-        updated = {name: engine for name, engine in session.engines.items() if name in ended}
+        updated = {
+            name: engine
+            for name, engine in session.engines.items()
+            if name in ended and name not in session.broken
+        }
         replies = {name: replies[name] for name in session.engines if name in replies}
         await mark_updated(state, updated, session.version, starts=session.starts)
         state.parts.forget()
@@ -178,6 +189,10 @@ async def update(state: FleetState, new: WeightUpdate, before: Before | None) ->
         elif updated and session is not None:  # if all failed alike, none has missed it
             session.engines = updated
             session.version = new.version or session.version
+        else:
+            broken = mark_partly_updated(state, replies)
+            if session is not None:
+                session.broken |= broken
     return _served_if_any(replies)
 
 

@@ -6,9 +6,10 @@ import threading
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from seer_sgl.backend.groups import TrainerGroup
-from seer_sgl.backend.replies import CallResult, EngineReply
+from seer_sgl.backend.replies import CallResult, EngineReply, EnginesFailed
 from seer_sgl.backend.weights import WeightUpdate
 from seer_sgl.errors import ConfigError, InputError, PromptError, RolloutError, StateError
 from seer_sgl.processes.child import LOG_PATH
@@ -92,6 +93,41 @@ async def test_an_update_that_every_engine_refuses_changes_nothing(
     assert "e0: refused" in said.message and "e1: refused" in said.message
     assert not it.service.driver.stale
     check(await generating(it), fakes, "v1")
+
+
+class HalfWay(FakeSGLang):
+    """An engine that fails in the middle of its first update, as SGLang does."""
+
+    failed = False
+
+    @override
+    async def update(self, fields: dict[str, Any]) -> Any:
+        if self.failed:
+            return await super().update(fields)
+        self.failed = True
+        message = "The full weights of the ModelRunner are partially updated. Please discard them."
+        return {"success": False, "message": message}
+
+
+@pytest.mark.parametrize("bucketed", [False, True])
+async def test_an_update_that_fails_half_way_on_every_engine_leaves_none_that_serves(
+    bucketed: bool,
+) -> None:
+    fakes = [HalfWay(longest=10_000) for _ in range(2)]
+    update = WeightUpdate.from_distributed(["w"], ["float32"], [[2, 3]], version="v2")
+    async with served(*fakes) as it:
+        backend = it.service.backend
+        if bucketed:
+            await backend.begin_update()
+        with pytest.raises(EnginesFailed, match="partially updated"):
+            await backend.update_weights(update)
+        if bucketed:
+            await backend.end_update()
+        assert sorted(backend.driver.stale) == ["e0", "e1"]
+        assert not any(map(backend.driver.available, ("e0", "e1")))
+        await backend.update_weights(update)
+        assert not backend.driver.stale
+        check(await generating(it), [*fakes], "v2")
 
 
 async def test_an_engine_that_dies_between_begin_and_end_is_stale(
