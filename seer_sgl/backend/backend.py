@@ -288,7 +288,10 @@ class Backend:
         """Gives an engine the weights of the others. Raises ConfigError if they are on no disk."""
         infos = self.driver.engines
         current = next((info for info in infos if self.driver.available(info.engine_id)), None)
-        if current is not None and current.weight_version != engine.info.weight_version:
+        if current is None:
+            return
+        named = {current.weights, engine.info.weights} - {None}  # an update may keep the version
+        if len(named) > 1 or current.weight_version != engine.info.weight_version:
             why = await engine.restore(current)
             if why is not None:
                 raise ConfigError(why)

@@ -193,13 +193,14 @@ async def test_an_engine_that_missed_the_update_while_it_was_dead_loads_it(
         assert rollout.engines[1].weights == "the second"
 
 
+@pytest.mark.parametrize("version", ["v2", None])
 async def test_an_engine_that_is_started_later_loads_the_weights_of_the_last_update(
-    model: Path, tmp_path: Path
+    model: Path, tmp_path: Path, version: str | None
 ) -> None:
     starts, newer = tmp_path / "starts", weights_folder(tmp_path / "newer", "the second")
     async with rolling(config(model, starts), tmp_path) as rollout:
         backend = rollout.backend
-        await backend.update_weights(WeightUpdate.from_disk(str(newer), version="v2"))
+        await backend.update_weights(WeightUpdate.from_disk(str(newer), version=version))
         info = await backend.start()
         assert (info.engine_id, info.weights) == ("e2", "the second")
         await backend.drain("e0")
@@ -207,7 +208,8 @@ async def test_an_engine_that_is_started_later_loads_the_weights_of_the_last_upd
         assert [each["chunks"] > 0 for each in rollout.report()["engines"]] == [True, True]
 
         (newer / "weights").write_text("the third, which no engine has")
-        with pytest.raises(ConfigError, match=r"engine e3 .* does not have weights v2"):
+        lacks = rf"engine e3 .* does not have weights {version or 'default'}"
+        with pytest.raises(ConfigError, match=lacks):
             await backend.start()
         assert [info.engine_id for info in rollout.engines] == ["e1", "e2"]
 
