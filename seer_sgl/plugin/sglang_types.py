@@ -373,6 +373,7 @@ class SglAttentionLayer(Protocol):
     qk_head_dim: int
     v_head_dim: int
     scaling: float
+    sliding_window_size: int | None
 
 
 class SglTorchNative(Protocol):
@@ -382,7 +383,7 @@ class SglTorchNative(Protocol):
     token_to_kv_pool: SglKVPool
     swa_out_cache_loc: torch.Tensor | None
     seer_trees: Any  # of a verification (cpu/tree_attention.py)
-    seer_masks: dict[int, list[torch.Tensor]]
+    seer_masks: dict[tuple[int, int | None], list[torch.Tensor]]
 
 
 class SglLogits(Protocol):

@@ -12,11 +12,13 @@ pytestmark = pytest.mark.process
 
 PROBE = """
 import json
+from types import SimpleNamespace
 import torch
 from seer_sgl.plugin import cpu
 cpu.prepare()
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend as Stock
 from seer_sgl.plugin.cpu.attention import decode_grouped, extend_new_rows_only
+from seer_sgl.plugin.cpu.tree_attention import attend_to_trees, plan_trees
 
 torch.manual_seed(0)
 HEADS, KV_HEADS, SIZE, SLOTS, ROOM = 6, 2, 32, 4096, 512
@@ -48,7 +50,55 @@ def decode(lengths, **options):
     stock = Stock._run_sdpa_forward_decode
     return compare(decode_grouped, stock, len(lengths), torch.tensor(lengths), **options)
 
+def verify(length, nodes, window):
+    # A chain of draft tokens against a continuation with the same tokens.
+    row, chain = torch.tensor([5]), torch.ones((nodes, nodes), dtype=torch.bool).tril()
+    layer = SimpleNamespace(
+        layer_id=0,
+        tp_q_head_num=HEADS,
+        tp_k_head_num=KV_HEADS,
+        qk_head_dim=SIZE,
+        v_head_dim=SIZE,
+        scaling=SIZE**-0.5,
+        sliding_window_size=window,
+    )
+    ours = SimpleNamespace(
+        token_to_kv_pool=SimpleNamespace(
+            get_key_buffer=lambda _: k_cache, get_value_buffer=lambda _: v_cache
+        ),
+        req_to_token_pool=SimpleNamespace(req_to_token=req_to_token),
+    )
+    batch = SimpleNamespace(
+        forward_mode=SimpleNamespace(is_target_verify=lambda: True),
+        spec_info=SimpleNamespace(draft_token_num=nodes, custom_mask=chain.view(-1)),
+        seq_lens=torch.tensor([length]),
+        req_pool_indices=row,
+    )
+    query = torch.randn(nodes, HEADS, SIZE)
+    plan_trees(None, ours, batch)
+    verified = attend_to_trees(None, ours, query.view(nodes, -1), None, None, layer, batch)
+    expected = Stock._run_sdpa_forward_extend(
+        backend,
+        query,
+        torch.zeros_like(query),
+        k_cache,
+        v_cache,
+        req_to_token,
+        row,
+        torch.tensor([length + nodes]),
+        torch.tensor([length]),
+        torch.tensor([nodes]),
+        scaling=SIZE**-0.5,
+        enable_gqa=True,
+        causal=True,
+        sliding_window_size=window,
+    )
+    return (verified.view_as(query) - expected).abs().max().item()
+
 figures = {
+    "verification": verify(20, 6, -1),
+    "verification window": verify(20, 6, 4),
+    "verification long window": verify(3, 6, 8),
     "prompts": extend([0, 0, 0], [5, 1, 130]),
     "continuations": extend([300, 7, 0, 511], [40, 1, 16, 1]),
     "decode": decode([1, 2, 77, 512]),
@@ -67,6 +117,9 @@ def test_attention_equals_stock_and_leaves_other_layers_to_it() -> None:
     assert figures["prompts"] < 1e-6
     assert figures["continuations"] < 1e-5
     assert figures["decode"] < 1e-5
+    assert figures["verification"] < 1e-5
+    assert figures["verification window"] < 1e-5
+    assert figures["verification long window"] < 1e-5
     assert figures["stock calls"] == 0, "none of these layers needs the stock version"
     assert figures["not causal"] == figures["window"] == figures["decode window"] == 0.0
     assert figures["stock"] == 3

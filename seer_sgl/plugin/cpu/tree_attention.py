@@ -1,7 +1,8 @@
 """Verification of draft trees with `torch_native`, which stock SGLang cannot do.
 
-A draft token attends to all tokens before the draft and to its own ancestors. The mask arrives as
-`spec_info.custom_mask`, [requests, nodes, nodes] flattened (SGLang's QLEN_ONLY layout).
+A draft token attends to all tokens before the draft and to its own ancestors, in a layer with a
+sliding window to those within the window. The mask arrives as `spec_info.custom_mask`, [requests,
+nodes, nodes] flattened (SGLang's QLEN_ONLY layout).
 """
 
 from collections.abc import Callable
@@ -37,7 +38,7 @@ def plan_trees(result: R, self: SglTorchNative, forward_batch: SglForwardBatch) 
         _Tree(req_to_token[row, : length + nodes].long(), _additive(tree, length))
         for length, row, tree in rows
     ]
-    self.seer_masks = {}  # by the number of query heads that share a KV head
+    self.seer_masks = {}  # by the number of query heads that share a KV head, and the window
     return result
 
 
@@ -46,6 +47,20 @@ def _additive(tree: torch.Tensor, length: int) -> torch.Tensor:
     mask = torch.zeros((len(tree), length + len(tree)))
     mask[:, length:].masked_fill_(~tree, float("-inf"))
     return mask
+
+
+def within(mask: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Returns an additive mask without what is beyond a sliding window, as SGLang decodes.
+
+    A token attends to `window` positions before its own; to all if it is None or negative. The
+    position of a node follows from the number of its ancestors.
+    """
+    if window is None or window < 0:
+        return mask
+    length = mask.shape[1] - len(mask)
+    depths = (mask[:, length:] == 0).sum(1) - 1
+    positions = torch.cat((torch.arange(length), length + depths))
+    return mask.masked_fill(positions < positions[length:, None] - window, float("-inf"))
 
 
 def attend_to_trees(  # noqa: PLR0917 (SGLang's signature)
@@ -77,9 +92,12 @@ def attend_to_trees(  # noqa: PLR0917 (SGLang's signature)
     shared = heads // kv_heads  # query heads that share a KV head become rows of one query
     queries = q.view(-1, nodes, kv_heads, shared, layer.qk_head_dim)
     output = q.new_empty((q.shape[0] // nodes, nodes, kv_heads, shared, layer.v_head_dim))
-    if shared not in self.seer_masks:  # in the first layer of a step
-        self.seer_masks[shared] = [tree.mask.repeat(shared, 1) for tree in self.seer_trees]
-    for i, (tree, mask) in enumerate(zip(self.seer_trees, self.seer_masks[shared], strict=True)):
+    kind = shared, layer.sliding_window_size
+    if kind not in self.seer_masks:  # in the first such layer of a step
+        self.seer_masks[kind] = [
+            within(tree.mask, kind[1]).repeat(shared, 1) for tree in self.seer_trees
+        ]
+    for i, (tree, mask) in enumerate(zip(self.seer_trees, self.seer_masks[kind], strict=True)):
         attended = scaled_dot_product_attention(
             queries[i].permute(1, 2, 0, 3).reshape(1, kv_heads, shared * nodes, -1),
             keys.index_select(0, tree.slots).transpose(0, 1).unsqueeze(0).to(q.dtype),
