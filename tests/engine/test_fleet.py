@@ -267,6 +267,16 @@ async def test_a_pool_without_a_link_is_not_used(tmp_path: Path) -> None:
         assert opened.engines[0].info.pool is None
 
 
+async def test_a_server_whose_pool_is_broken_is_refused_without_a_wait(tmp_path: Path) -> None:
+    pool = {"namespace": "n", "kv_bytes_per_token": 8, "broken": "the KV thread `read` ended"}
+    plugin = {"version": "1", "missing": [], "instance": "one", "pool": pool}
+    async with serving(FakeSGLang(plugin=plugin)) as url:
+        with pytest.raises(
+            EngineStartError, match=r"^engine e0 \(.*\): the KV thread `read` ended$"
+        ):
+            await start_fleet(joined(url), tmp_path)
+
+
 async def test_a_link_that_cannot_be_is_named_before_any_engine_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import aiohttp
 
 from seer_sgl.engine.describe import describe
 from seer_sgl.engine_types import EngineInfo
-from seer_sgl.errors import EngineDelayed, EngineStartError, EngineUnavailable
+from seer_sgl.errors import EngineBroken, EngineDelayed, EngineStartError, EngineUnavailable
 from seer_sgl.link.contract import rank_instance
 from seer_sgl.processes.child import last_line, log_tail
 from seer_sgl.timing import DEFAULT, Timing
@@ -105,6 +105,8 @@ async def await_ready(
             raise EngineDelayed(start.engine_id, lost)
         try:
             infos = await _described(start, session, timing)
+        except EngineBroken as error:  # only another start repairs it
+            raise EngineStartError(str(error)) from error
         except EngineUnavailable as error:
             if loop.time() < deadline:
                 await asyncio.sleep(POLL_S)
