@@ -24,7 +24,7 @@ from seer_sgl.timing import DEFAULT, Timing
 from .client import HttpEngine
 from .launch.launcher import EngineStart, Launcher
 from .launch.process import api_key
-from .launch.ready import all_done, all_ready
+from .launch.ready import POLL_S, all_done, all_ready
 from .opening import open_driver_link, open_hub, open_launcher, open_site
 from .session import open_session
 from .supervisor import EngineSupervisor
@@ -168,7 +168,7 @@ class Fleet:
             if isinstance(self._config, ExternalEngines) and self._config.link is None:
                 infos = [msgspec.structs.replace(info, pool=None) for info in infos]
             else:
-                await all_done(map(self._await_link, infos))
+                await all_done(self._await_link(start, info) for info in infos)
         self._supervisor.add(start, infos[0])
         return self._engines(infos)
 
@@ -182,16 +182,22 @@ class Fleet:
             for info in infos
         ]
 
-    async def _await_link(self, info: EngineInfo) -> None:
-        try:
-            async with asyncio.timeout(self._timing.link_timeout_s):
-                await self.link.until_linked(info.instance or "")
-        except TimeoutError as error:
-            raise EngineStartError(
-                f"engine {info.engine_id} ({info.url}) does not connect to the driver's link, "
-                f"{self.link.url}; it needs {LINK_URL} and {LINK_TOKEN} in its environment "
-                "(`seer-sgl engine --fleet` sets both)"
-            ) from error
+    async def _await_link(self, start: EngineStart, info: EngineInfo) -> None:
+        """Waits for an engine's plugin. Raises EngineStartError, at once if its server ends."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timing.link_timeout_s
+        while (ended := start.exit_reason()) is None and loop.time() < deadline:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self.link.until_linked(info.instance or "")
+                    return
+        if ended is not None:
+            raise EngineStartError(f"engine {start.engine_id}: {ended}")
+        raise EngineStartError(
+            f"engine {info.engine_id} ({info.url}) does not connect to the driver's link, "
+            f"{self.link.url}; it needs {LINK_URL} and {LINK_TOKEN} in its environment "
+            "(`seer-sgl engine --fleet` sets both)"
+        )
 
 
 @contextlib.asynccontextmanager

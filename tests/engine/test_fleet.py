@@ -12,12 +12,15 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
+from typing_extensions import override
 
 from seer_sgl.config import FleetConfig, parse, with_values
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.launch import local, server
+from seer_sgl.engine.launch.launcher import EngineProcess, EngineStart, Launcher
 from seer_sgl.engine.launch.process import require_model
 from seer_sgl.engine.launch.standalone import exec_engine
+from seer_sgl.engine.session import open_session
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.link import contract
 from seer_sgl.link.server import LinkServer
@@ -257,6 +260,49 @@ async def test_an_external_engine_has_a_pool_for_us_once_its_plugin_is_linked(
         else:
             with pytest.raises(EngineStartError, match=f"does not connect .* http://{link}/link"):
                 await stack.enter_async_context(opening)
+
+
+class Ending(EngineProcess):
+    """The process of a server that ends once the server was described, before it is linked."""
+
+    exit_status = None
+    log = Path("e0.log")
+    described = False
+
+    @override
+    def exit_reason(self) -> str | None:
+        return "its process ended with status -9" if self.described else None
+
+    @override
+    def note_shared_memory(self) -> None:
+        self.described = True
+
+
+class OneServer(Launcher):
+    """Starts the server that already runs at `server`."""
+
+    def __init__(self, server: str) -> None:
+        self.server = server
+
+    @override
+    async def start(self, engine_id: str, url: str | None = None) -> EngineStart:
+        return EngineStart(engine_id, self.server, 60.0, Ending(), "one")
+
+    @override
+    async def restart(self, engine_id: str, kv_tokens: int) -> EngineStart:
+        raise AssertionError("it was never in the fleet")
+
+
+async def test_a_server_that_ends_before_its_plugin_is_linked_is_not_waited_for(
+    model: Path,
+) -> None:
+    engines = config(model, "serve", count=1).engines
+    async with pooled_server("one") as url, open_session() as session:
+        fleet = Fleet(
+            engines, OneServer(url), link=LinkServer(), drafts=None, session=session, restarts=[]
+        )
+        with pytest.raises(EngineStartError, match=r"^engine e0: its process ended with status -9"):
+            await fleet.start_engine()
 
 
 async def test_a_pool_without_a_link_is_not_used(tmp_path: Path) -> None:
