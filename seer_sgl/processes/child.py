@@ -161,7 +161,8 @@ class OwnedProcess:
     ) -> "OwnedProcess":
         """Starts a process in its own process group, pinned to `cores` if given.
 
-        Raises ConfigError if the log cannot be written.
+        Raises ConfigError if the log cannot be written, and OSError if it cannot be started or
+        pinned; then it does not run.
         """
         with open_log(log) as output:
             process = await asyncio.create_subprocess_exec(
@@ -172,9 +173,14 @@ class OwnedProcess:
                 env={**environment, PARENT_PID: str(os.getpid())},
                 start_new_session=True,  # only the driver handles a Ctrl-C in the terminal
             )
+        started = cls(process, log)
         if cores:
-            os.sched_setaffinity(process.pid, cores)  # before it has threads or children
-        return cls(process, log)
+            try:
+                os.sched_setaffinity(process.pid, cores)  # before it has threads or children
+            except OSError:  # the cores of this machine or container may have changed
+                await started.stop()
+                raise
+        return started
 
     @property
     def pid(self) -> int:

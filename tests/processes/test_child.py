@@ -206,6 +206,23 @@ async def test_a_child_that_ends_while_it_is_being_ended_is_no_error(
 
 
 @pytest.mark.process
+async def test_a_process_that_cannot_be_pinned_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[psutil.Process] = []
+
+    def no_such_core(pid: int, _: Any) -> None:
+        started.append(psutil.Process(pid))
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "sched_setaffinity", no_such_core)
+    with pytest.raises(OSError, match="Invalid argument"):
+        await OwnedProcess.start(["sleep", "600"], tmp_path / "log", os.environ, [0])
+    (process,) = started
+    assert not lives(process)
+
+
+@pytest.mark.process
 async def test_a_process_that_cannot_be_restarted_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
