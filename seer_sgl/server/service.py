@@ -217,6 +217,7 @@ class Service:
                 raise Aborted("the request was aborted before an engine had it") from None
             passthrough.broken = True  # an engine began to answer meanwhile
         finally:
+            passthrough.ended = True
             self._passthroughs.remove(passthrough)
         if passthrough.broken:
             abandon(http)

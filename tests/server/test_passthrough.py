@@ -126,6 +126,19 @@ async def test_an_abort_is_repeated_until_the_engine_ends_the_request() -> None:
     assert fake.paths() == ["/abort_request"] * 3
 
 
+async def test_an_abort_succeeds_although_the_client_of_its_request_hangs_up() -> None:
+    fake = Counting(reading=1)
+    async with served(fake, timing=Timing(abort_again_s=600.0)) as it:
+        call = asyncio.create_task(it.post("/generate", **undivided(300, rid="a")))
+        await until(lambda: len(fake.seen) == 1)
+        abort = asyncio.create_task(it.post("/abort_request", rid="a"))
+        await until(lambda: fake.paths() == ["/abort_request"])
+        call.cancel()
+        status, answer = await abort
+        fake.stalled.set()
+    assert (status, answer["aborted"]) == (200, 1)
+
+
 async def test_a_divided_request_has_no_stop_outside_the_vocabulary() -> None:
     fake = FakeSGLang()
     params = {"stop_token_ids": [100]}

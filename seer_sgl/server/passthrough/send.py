@@ -58,6 +58,7 @@ class Passthrough:
         self.engine_id: str | None = None  # that has it now
         self.response: web.StreamResponse | None = None  # once a part of the answer was sent
         self.broken = False  # the rest of the answer is lost
+        self.ended = False  # its client has the answer, or has left
         self._returned = asyncio.Event()  # no engine has it
 
     async def __call__(self, engine_id: str) -> None:
@@ -133,7 +134,8 @@ class Passthrough:
         for _ in range(ABORTS):
             engine = None if self.engine_id is None else self._find(self.engine_id)
             if engine is None:
-                if self.response is None and not self.wait.expired():
+                unanswered = self.response is None and not self.ended
+                if unanswered and not self.wait.expired():
                     self.wait.reschedule(asyncio.get_running_loop().time())
                 return
             with contextlib.suppress(EngineUnavailable):
