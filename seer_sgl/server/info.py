@@ -17,6 +17,7 @@ from .json import json_response
 from .service import Service
 
 HEALTH_POLL_S = 0.05
+SECRETS = ("api_key", "password")  # how the names of SGLang's ServerArgs that are secrets end
 
 
 class Info:
@@ -109,9 +110,7 @@ class Info:
             "held": self._service.backend.holds.section(),
         }
         info.pop("launch_command", None)
-        for name in list(info):
-            if name.endswith("api_key"):
-                info[name] = None
+        _empty_secrets(info)
         return json_response(info)
 
     async def loads(self, http: web.Request) -> web.Response:
@@ -177,6 +176,19 @@ def _entries(answer: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the entries of an answer of `/v1/loads`; without those that are no objects."""
     loads = answer.get("loads")
     return [entry for entry in loads if isinstance(entry, dict)] if isinstance(loads, list) else []
+
+
+def _empty_secrets(info: dict[str, Any]) -> None:
+    """Empties the keys and passwords in an engine's description of itself.
+
+    A stock SGLang has all of its arguments there, and again in the state of each scheduler.
+    """
+    states = info.get("internal_states")
+    parts: list[Any] = [info, *(states if isinstance(states, list) else [])]
+    for part in parts:
+        for name in list(part) if isinstance(part, dict) else []:
+            if name.endswith(SECRETS):
+                part[name] = None
 
 
 def _one_token() -> Call:

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from aiohttp import web
+from typing_extensions import override
 
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang, serving
@@ -153,3 +155,25 @@ async def test_a_refusal_names_the_token_that_a_route_needs() -> None:
             async with it.session.get(it.url + path) as reply:
                 message = f"{path} needs server.{key} as a bearer token"
                 assert await reply.json() == {"error": "Unauthorized", "message": message}
+
+
+async def test_clients_do_not_see_the_secrets_of_a_stock_engine() -> None:
+    class Stock(FakeSGLang):
+        """SGLang shows its arguments twice: at the top, and in the state of each scheduler."""
+
+        @override
+        def _state(self, rank: int) -> dict[str, Any]:
+            secrets = {"api_key": "e", "admin_api_key": "e", "ssl_keyfile_password": "e"}
+            return {**super()._state(rank), **secrets, "max_prefill_tokens": 5}
+
+        @override
+        def _control(self, path: str, reply: dict[str, Any]) -> web.Response:
+            return super()._control(path, {**reply, "ssl_keyfile_password": "e"})
+
+    async with served(Stock()) as it:
+        status, info = await it.ask("GET", "/server_info")
+    (state,) = info["internal_states"]
+    assert status == 200 and state["max_prefill_tokens"] == 5
+    for name in ("api_key", "admin_api_key", "ssl_keyfile_password"):
+        assert state[name] is None
+    assert info["ssl_keyfile_password"] is None
