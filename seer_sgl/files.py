@@ -88,6 +88,14 @@ def make_out_folder(out: Path) -> None:
         raise ConfigError(f"--out {out}: {error.strerror}") from error
 
 
+def out_has(out: Path, name: str) -> bool:
+    """Returns whether the folder of `--out` has a file. Raises ConfigError if it cannot be read."""
+    try:
+        return (out / name).exists()
+    except OSError as error:  # no permission, or a name that is too long
+        raise ConfigError(f"--out {out}: {error.strerror}") from error
+
+
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Turns an OSError about `path` into a RolloutError of one line."""

@@ -85,6 +85,7 @@ LOCAL = ["--set", "model.path=model"]
         ([*GOOD, "--set", "sampling.stop=x"], "sampling.stop: stop strings need a tokenizer"),
         ([*GOOD, "--compare"], "seer-sgl: --compare: it starts plain SGLang itself, which needs"),
         ([*GOOD, "--out", "p.jsonl"], "seer-sgl: --out p.jsonl: File exists"),
+        ([*GOOD, "--out", "o" * 300], "o: File name too long"),
         ([*GOOD, "--out", "odd", "--overwrite"], "seer-sgl: --out odd: Is a directory"),
         (
             [*POOLED, "--set", "kv_pool.memory=16mb"],

@@ -16,6 +16,7 @@ from seer_sgl.errors import (
     PoolError,
     RolloutError,
 )
+from seer_sgl.files import out_has
 from seer_sgl.kvpool.backend import resolved
 
 from .arms import BASELINE, EVERY, Arm
@@ -53,7 +54,7 @@ class Runner:
     def __init__(self, config: BenchConfig, out: Path) -> None:
         """Raises ConfigError if `out` has a benchmark or no arm can run, and InputError if a file
         is invalid."""
-        if (out / "rounds.jsonl").exists():  # first: reading the files takes seconds
+        if out_has(out, "rounds.jsonl"):  # first: reading the files takes seconds
             raise ConfigError(
                 f"--out {out}: the folder already has a benchmark; use another folder"
             )

@@ -17,7 +17,7 @@ from rich.console import Console
 from seer_sgl.config import Config, ExternalEngines
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ConfigError, RolloutError
-from seer_sgl.files import FileReserve, explained
+from seer_sgl.files import FileReserve, explained, out_has
 from seer_sgl.report.progress import ShownProgress
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.style import can_draw
@@ -224,7 +224,7 @@ def _reserve(out: Path) -> Iterator[Callable[[], None]]:
 def _new_samples_file(out: Path, overwrite: bool) -> Path:
     """Returns the path of the samples file. Raises ConfigError if it is not writable."""
     samples = out / SAMPLES
-    if samples.exists() and not overwrite:
+    if out_has(out, SAMPLES) and not overwrite:
         raise ConfigError(f"--out {out}: {samples} exists; use another folder or --overwrite")
     try:
         out.mkdir(parents=True, exist_ok=True)

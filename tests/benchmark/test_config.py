@@ -117,6 +117,12 @@ def test_a_folder_with_a_benchmark_is_refused_and_keeps_it(tmp_path: Path) -> No
     assert rows.read_text() == "{}\n"
 
 
+def test_a_folder_that_cannot_be_read_is_refused() -> None:
+    ended = CliRunner().invoke(cli, ["bench", "--out", "o" * 300])
+    assert isinstance(ended.exception, ConfigError)
+    assert str(ended.exception).endswith("o: File name too long")
+
+
 def test_the_ready_config_finds_its_files_from_any_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
