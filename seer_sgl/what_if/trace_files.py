@@ -83,7 +83,11 @@ def _counter(tokenizer: str) -> Count:
 
 def _files(path: Path) -> list[tuple[Path, list[str]]]:
     """Returns a file, or those of a folder, with sentences on what is left out."""
-    if not path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise ConfigError(f"{SOURCE}: {path}: {error.strerror}") from error
+    if not is_folder:
         return [(path, [])]
     found = [file for file in path.glob("*.jsonl") if file.is_file() and file.name[0] != "."]
     files = [file for file in found if not file.name.startswith(VALIDATION)]

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from seer_sgl.errors import ConfigError
 from seer_sgl.what_if.trace_files import assumed_of, read_traces
 
 LINE = '{"group": 1, "length": 5, "prompt_tokens": 3}\n'
@@ -20,6 +23,12 @@ def test_a_folder_stands_for_its_rollouts_of_training(tmp_path: Path) -> None:
     traces = read_traces([tmp_path])
     assert [trace.name for trace in traces] == ["9.jsonl", "10.jsonl"]
     assert assumed_of(traces) == [f"Files val_* in {tmp_path}, left out: 1."]
+
+
+def test_a_path_that_cannot_be_looked_at_is_named(tmp_path: Path) -> None:
+    path = tmp_path / ("t" * 300)
+    with pytest.raises(ConfigError, match=f"^TRACE: {path}: File name too long$"):
+        read_traces([path])
 
 
 def test_traces_of_equal_file_names_are_named_by_their_paths(tmp_path: Path) -> None:
