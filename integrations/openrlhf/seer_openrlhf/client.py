@@ -4,8 +4,11 @@ Its errors are plain and have one line of text, because Ray sends them to other 
 """
 
 import asyncio
+import contextlib
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +22,8 @@ CONNECT_S = 10.0
 HEALTH_S = 20.0
 LOOK_S = 30.0  # for the answer about a rollout that is silent
 LOOKS = 10  # at a silent rollout, during its timeout
+RETRY_S = 1.0  # before a request is sent again that the server does not take now
+clock = time.monotonic
 
 
 class ServerError(RuntimeError):
@@ -61,7 +66,11 @@ class Server:
 
     async def generate(self, body: Mapping[str, Any]) -> Json:
         """Returns SGLang's reply to one request of `/generate`. Raises ServerError."""
-        return await self._answer("POST", "/generate", body, self._token)
+        try:
+            async with self._taken("/generate", body) as answer:
+                return self._decoded(await answer.read(), "/generate")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._lost("/generate", error) from None
 
     async def delete(self, path: str) -> Json:
         """Returns the JSON answer of a DELETE. Raises ServerError."""
@@ -101,8 +110,7 @@ class Server:
         try:
             # Without `sock_read`: `_pieces` watches the silence.
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
-            async with self._send("POST", "/rollout", body, self._token, timeout) as answer:
-                await self._require_ok(answer, "/rollout")
+            async with self._taken("/rollout", body, timeout) as answer:
                 async for line in _lines(self._pieces(answer.content, body["rollout_id"])):
                     event = self._decoded(line, "/rollout")
                     yield event
@@ -141,6 +149,25 @@ class Server:
             raise self._lost("/rollout", error) from None
         tail = [(row.get("index"), row.get("tokens")) for row in found.get("tail") or ()]
         return found.get("samples"), found.get("generated_tokens"), tail
+
+    @contextlib.asynccontextmanager
+    async def _taken(
+        self, path: str, body: Mapping[str, Any], limits: aiohttp.ClientTimeout | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Sends a request of a batch, and yields the answer. Raises ServerRefused.
+
+        A server that is being stopped takes no more requests, and asks for another try. It gets
+        one until it has ended, which is the error then, but for no longer than `timeout_s`.
+        """
+        deadline = clock() + self._timeout_s
+        while True:
+            async with self._send("POST", path, body, self._token, limits) as answer:
+                stopping = answer.status == HTTPStatus.SERVICE_UNAVAILABLE
+                if not (stopping and "Retry-After" in answer.headers) or clock() >= deadline:
+                    await self._require_ok(answer, path)
+                    yield answer
+                    return
+            await asyncio.sleep(RETRY_S)
 
     async def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None, token: str | None

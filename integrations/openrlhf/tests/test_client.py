@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from seer_openrlhf import client
 from seer_openrlhf.client import LOOKS, Server, ServerError
 from seer_openrlhf.ports import free_port
 
@@ -157,3 +158,32 @@ async def test_a_refusal_has_the_servers_reason() -> None:
         with pytest.raises(ServerError, match="503"):
             await server.generate({})
     assert stream.tokens == ["Bearer a", "Bearer t"]
+
+
+async def test_a_server_that_is_being_stopped_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stopping(Stream):
+        """Takes a request at the third try."""
+
+        def refusal(self, request: web.Request) -> web.Response | None:
+            tries.append(request.path)
+            if tries.count(request.path) == 3:
+                return None
+            error = {"error": {"message": "the server is shutting down"}}
+            return web.json_response(error, status=503, headers={"Retry-After": "1"})
+
+        async def rollout(self, request: web.Request) -> web.StreamResponse:
+            refusal = self.refusal(request)
+            return await super().rollout(request) if refusal is None else refusal
+
+        async def control(self, request: web.Request) -> web.Response:
+            refusal = self.refusal(request)
+            return web.json_response({"text": "x"}) if refusal is None else refusal
+
+    monkeypatch.setattr(client, "RETRY_S", 0.0)
+    tries: list[str] = []
+    async with client_of(Stopping([{"event": "end"}], nothing)) as (server, _):
+        assert await events_of(server) == [{"event": "end"}]
+        assert await server.generate({}) == {"text": "x"}
+    assert tries == ["/rollout"] * 3 + ["/generate"] * 3
