@@ -87,7 +87,8 @@ def _hold(port: int) -> bool:
 
 def require_free_port(port: int, key: str, host: str = "127.0.0.1") -> None:
     """Raises ConfigError if `port` is in use, or if `host` is not an address of this machine."""
-    with socket.socket() as probe:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -16,7 +16,14 @@ import pytest
 
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes import child, shared_memory
-from seer_sgl.processes.child import PORTS, OwnedProcess, free_port, last_line, log_tail
+from seer_sgl.processes.child import (
+    PORTS,
+    OwnedProcess,
+    free_port,
+    last_line,
+    log_tail,
+    require_free_port,
+)
 from seer_sgl.processes.supervisor import SupervisedProcess, supervised
 from seer_sgl.timing import Timing
 from tests.support.processes import lives
@@ -36,6 +43,17 @@ def test_a_log_that_is_gone_hides_no_other_error(tmp_path: Path) -> None:
         == log_tail(gone).strip()
         == ("the log cannot be read: No such file or directory")
     )
+
+
+def test_a_port_of_an_ipv6_address_is_tried_there() -> None:
+    try:
+        server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    port = server.getsockname()[1]
+    with server, pytest.raises(ConfigError, match=f"^k: ::1:{port}: Address already in use$"):
+        require_free_port(port, "k", "::1")
+    require_free_port(port, "k", "::1")
 
 
 def test_a_port_somebody_listens_on_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
