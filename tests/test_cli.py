@@ -99,6 +99,10 @@ LOCAL = ["--set", "model.path=model"]
             "seer-sgl: model.path: nowhere/at/all does not exist",
         ),
         (
+            [*GOOD, "--set", "engines={}", "--set", f"model.path={'m' * 300}"],
+            "m/config.json: File name too long",
+        ),
+        (
             [*GOOD, "--set", "engines={}", "--set", "model.path=."],
             "seer-sgl: model.path: . has no config.json",
         ),

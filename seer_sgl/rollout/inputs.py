@@ -31,9 +31,9 @@ class RolloutInputs(NamedTuple):
         lengths, history = config.scheduling.lengths, config.draft.history
         known = None if lengths is None else read_lengths(Path(lengths))
         earlier: Responses = (lambda _: ()) if history is None else read_history(Path(history))
+        facts = model_facts(config.model.path)
         if isinstance(config.engines, LocalEngines):
             require_model(config.model.path or "")
-        facts = model_facts(config.model.path)
         chunk = min(config.scheduling.chunk_tokens, config.sampling.max_new_tokens)
         check_pool(config.kv_pool, chunk, facts.least_kv_bytes_per_token())
         source = tokenizer_source(config)

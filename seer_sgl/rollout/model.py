@@ -47,13 +47,15 @@ class ModelFacts(msgspec.Struct, frozen=True):
 def model_facts(path: str | None) -> ModelFacts:
     """Returns the facts of a model folder; empty for a hub id or no model.
 
-    Raises ConfigError if the folder's `config.json` is invalid.
+    Raises ConfigError if the folder's `config.json` is invalid or cannot be read.
     """
     file = Path(path or "") / "config.json"
-    if path is None or not file.is_file():
-        return ModelFacts()
     try:
+        if path is None or not file.is_file():
+            return ModelFacts()
         facts = msgspec.json.decode(file.read_bytes(), type=ModelFacts)
+    except OSError as error:
+        raise ConfigError(f"model.path: {file}: {error.strerror}") from error
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise ConfigError(f"model.path: {file}: {error}") from error
     if facts.text_config is None:
