@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,15 +52,24 @@ class AuditRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_options(
-        cls, *, engine: str, overrides: Sequence[str], fail: Sequence[str], **options: Any
+        cls,
+        *,
+        engine: str,
+        overrides: Sequence[str],
+        fail: Sequence[str],
+        clip: float,
+        **options: Any,
     ) -> "AuditRequest":
         """Returns the request of a command line. Raises ConfigError."""
         if not is_url(engine):
             raise ConfigError(f"--engine {engine}: expected http://host:port")
+        if not math.isfinite(clip):  # no weight would be outside of the range
+            raise ConfigError(f"--clip {clip}: expected a finite number")
         return cls(
             engine=engine,
             sampling=read_sampling(overrides),
             limits=read_limits(fail),
+            clip=clip,
             **options,
         )
 

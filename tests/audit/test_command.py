@@ -293,13 +293,14 @@ async def test_names_are_printed_as_the_file_has_them(tmp_path: Path) -> None:
     [
         ({"engine": "localhost:1"}, "--engine localhost:1: expected http://host:port"),
         ({"fail": ("mox=1",)}, "--fail mox=1: expected NAME=VALUE"),
+        ({"clip": float("nan")}, "--clip nan: expected a finite number"),
         ({"overrides": ("top_p=2",)}, "--set: top_p"),
         ({"overrides": ("temperature=hot",)}, "--set: temperature"),
         ({"overrides": ("temprature=1",)}, "temprature"),
     ],
 )
 def test_a_wrong_option_is_one_line(options: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"engine": "http://x:1", "overrides": (), "fail": ()}
+    given: dict[str, Any] = {"engine": "http://x:1", "overrides": (), "fail": (), "clip": 0.2}
     with pytest.raises(ConfigError) as error:
         AuditRequest.of_options(**given | options)
     assert message in str(error.value)
