@@ -1,12 +1,14 @@
 """Two rollouts of the same prompts, compared token for token."""
 
-from collections.abc import AsyncIterable, Sequence
-from typing import Any
+from collections.abc import AsyncIterable, Callable, Sequence
+from typing import Any, NamedTuple
 
+import msgspec
 from typing_extensions import override
 
-from seer_sgl import Rollout
+from seer_sgl import Prompt, Rollout
 from seer_sgl.driver.observer import Observer
+from seer_sgl.timing import DEFAULT
 from seer_sgl.types import Chunk, ChunkResult, Group, Move, Request, Sample
 from tests.e2e.conftest import HELD_OUT
 from tests.helpers import Returns
@@ -15,18 +17,30 @@ LOGPROB_TOLERANCE = 1e-4
 Samples = dict[tuple[str, int], Sample]
 
 
+class Fetch(NamedTuple):
+    """Input tokens of a chunk with stored KV: computed again, and read from the pool."""
+
+    recomputed: int
+    read: int
+
+
 class Migrations(Returns):
     """The recomputed input tokens of each chunk that moved, and the reasons."""
 
     def __init__(self) -> None:
         self.recomputed: list[int] = []
         self.recomputed_after_fetch: list[int] = []  # of chunks with stored KV
+        # Those of them that took less time than an engine has to read KV, so that no read of theirs
+        # was ended early, and whose requests never lacked KV.
+        self.in_time: list[Fetch] = []
         # rids of chunks that moved without KV although no chunk of their request had lost any.
         self.left_kv_behind: list[str] = []
         self._incomplete: set[str] = set()  # uids of requests with KV missing from the pool
+        self._sent_at: dict[str, float] = {}  # by rid
 
     @override
     def sent(self, chunk: Chunk, now: float) -> None:
+        self._sent_at[chunk.rid] = now
         without_kv = chunk.migrated and chunk.move is not Move.FETCH
         if without_kv and chunk.request.uid not in self._incomplete:
             self.left_kv_behind.append(chunk.rid)
@@ -38,13 +52,18 @@ class Migrations(Returns):
 
     @override
     def returned(self, result: ChunkResult) -> None:
-        if result.reply is None:
-            self._incomplete.add(result.chunk.request.uid)
-        elif result.chunk.migrated:
-            again = result.chunk.input_len - result.reply.cached
+        chunk, reply = result.chunk, result.reply
+        took_s = result.now - self._sent_at.pop(chunk.rid)
+        if reply is None:
+            self._incomplete.add(chunk.request.uid)
+        elif chunk.migrated:
+            again = chunk.input_len - reply.cached
             self.recomputed.append(again)
-            if result.chunk.move is Move.FETCH:
+            if chunk.move is Move.FETCH:
                 self.recomputed_after_fetch.append(again)
+                whole = chunk.reads and chunk.request.uid not in self._incomplete
+                if whole and took_s < DEFAULT.pool_read_s:
+                    self.in_time.append(Fetch(again, reply.cached_storage))
 
 
 async def roll(
@@ -62,6 +81,21 @@ async def rolled(
     """Returns all samples of the first held-out prompts on an open rollout, and the report."""
     ready = rollout.read_prompts(HELD_OUT)[:prompts]
     return await collected(rollout.run(ready, observers)), rollout.report()
+
+
+async def roll_singly(
+    rollout: Rollout,
+    prompts: Sequence[Prompt],
+    observers: Sequence[Observer],
+    enough: Callable[[], bool],
+) -> None:
+    """Rolls out one sample of each prompt, one after the other, until there are enough. So the
+    engines have one request at a time. Raises AssertionError if all prompts are too few."""
+    left = iter(prompts)
+    while not enough():
+        prompt = next(left, None)
+        assert prompt is not None, f"{len(prompts)} requests were too few"
+        await collected(rollout.run([msgspec.structs.replace(prompt, n=1)], observers))
 
 
 async def collected(run: AsyncIterable[Group]) -> Samples:
