@@ -45,17 +45,21 @@ SERVER_FLAGS = server_flags({"model-path": str(MODEL), **SGLANG})
 
 @contextlib.contextmanager
 def starting() -> Iterator["Start"]:
-    """Yields what starts `seer-sgl rollout OPTIONS`; drivers that a failed test leaves are killed.
+    """Yields what starts `seer-sgl rollout OPTIONS`, or another command with these options; drivers
+    that a failed test leaves are killed.
 
     A server ends when its driver does.
     """
     with contextlib.ExitStack() as drivers:
 
-        def begin(*options: str) -> "Driver":
-            command = [*SEER_SGL, "rollout", *options]
+        def begin(*options: str, command: Sequence[str] = (*SEER_SGL, "rollout")) -> "Driver":
             driver = drivers.enter_context(
                 subprocess.Popen(
-                    command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+                    [*command, *options],
+                    cwd=ROOT,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
                 )
             )
             drivers.callback(driver.kill)  # before its exit, which waits for it

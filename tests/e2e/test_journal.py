@@ -3,7 +3,7 @@
 import asyncio
 import json
 import signal
-import time
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from tests.e2e.calls import post
 from tests.e2e.conftest import HELD_OUT, external
 from tests.e2e.drivers import (
     WAIT_S,
-    Driver,
     Start,
     assert_same_samples,
     finish,
@@ -53,18 +52,14 @@ def files(folder: Path) -> tuple[str, ...]:
     return "--config", str(folder / "config.yaml"), "--out", str(folder / "out")
 
 
-def kill_at(driver: Driver, journal: Path, size: int) -> bool:
-    """Kills a driver once its journal has grown by `size` bytes; False if it has ended before."""
-    file, deadline = journal / "journal", time.monotonic() + WAIT_S
+def killed(start: Start, journal: Path, size: int, *options: str) -> None:
+    """Runs a driver that kills itself once its journal has grown by `size` bytes."""
+    file = journal / "journal"
     before = file.stat().st_size if file.exists() else 0
-    while not file.exists() or file.stat().st_size - before < size:
-        if driver.poll() is not None:
-            return False
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    driver.send_signal(signal.SIGKILL)
-    driver.communicate()
-    return True
+    program = [sys.executable, "-m", "tests.e2e.killed_driver", f"{before + size}"]
+    driver = start(*options, command=program)
+    _, output = driver.communicate(timeout=WAIT_S)
+    assert driver.returncode == -signal.SIGKILL, output
 
 
 async def undisturbed(rig: Rig, seed: int) -> list[dict[str, Any]]:
@@ -78,9 +73,9 @@ async def test_a_driver_killed_twice_on_running_engines_continues_exactly(
 ) -> None:
     expected = await undisturbed(rig, 11)
     journal = config_of(tmp_path, external(rig.pair, sampling=LIMIT))
-    assert kill_at(start(*files(tmp_path)), journal, 12_000)
+    killed(start, journal, 12_000, *files(tmp_path))
     once = journal_now(journal)
-    assert kill_at(start(*files(tmp_path), "--resume", str(journal)), journal, 8_000)
+    killed(start, journal, 8_000, *files(tmp_path), "--resume", str(journal))
     twice = journal_now(journal)
     assert once.tokens < twice.tokens < sum(sample["response_length"] for sample in expected)
     output = finish(start(*files(tmp_path), "--resume", str(journal)))
@@ -100,7 +95,7 @@ async def test_a_resume_takes_the_kv_of_the_dead_drivers_requests_from_the_pool(
 ) -> None:
     expected = await undisturbed(rig, 23)
     journal = config_of(tmp_path, rig.fleet(sampling=LIMIT, rollout={"seed": 23}))
-    assert kill_at(start(*files(tmp_path)), journal, 16_000)
+    killed(start, journal, 16_000, *files(tmp_path))
     before = journal_now(journal)
     for url in rig.urls:
         post(f"{url}/flush_cache?timeout=240")  # once the dead driver's requests have ended
