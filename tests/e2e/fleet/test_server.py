@@ -6,7 +6,6 @@ Seeded requests through the server must return what the plain server returns by 
 import asyncio
 import contextlib
 import json
-import random
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -144,38 +143,45 @@ async def test_siblings_that_come_one_by_one_are_drafted_from_one_another(
     fleet: dict[str, Any],
 ) -> None:
     siblings, chosen = 8, bodies()[:4]
-    scheduling = fleet["scheduling"] | {"max_inflight_per_engine": 2}  # some finish before others
+    scheduling = fleet["scheduling"] | {"max_inflight_per_engine": 2}
     few_at_once = fleet | {"scheduling": scheduling}
-    requests = [
-        {
-            "text": body["text"],
-            "sampling_params": {
-                "max_new_tokens": LONGEST,
-                "temperature": 0.0,
-                "sampling_seed": 50 * i + k,
-            },
-        }
+    prompts = [
+        [
+            {
+                "text": body["text"],
+                "sampling_params": {
+                    "max_new_tokens": LONGEST,
+                    "temperature": 0.0,
+                    "sampling_seed": 50 * i + k,
+                },
+            }
+            for k in range(siblings)
+        ]
         for i, body in enumerate(chosen)
-        for k in range(siblings)
     ]
-    random.Random(4).shuffle(requests)
+
+    async def answers(it: Served, first: Mapping[str, Any], *others: Mapping[str, Any]) -> Any:
+        """Returns the replies to the requests of a prompt. The others begin once the first one has
+        all of their tokens, which are equal: so each of them can be drafted to its end."""
+        begun = [await answer(it.session, it.url, first)]
+        return begun + await asyncio.gather(*(answer(it.session, it.url, b) for b in others))
+
     steps, from_siblings, replies = [], [], []
     for window_s in (0.0, 5.0):
         async with through_us(few_at_once, group_window_s=window_s) as it:
             before, drafted = await forward_steps(it), await sibling_drafts(it)
-            replies.append(
-                await asyncio.gather(*(answer(it.session, it.url, body) for body in requests))
-            )
+            found = await asyncio.gather(*(answers(it, *requests) for requests in prompts))
+            replies.append([reply for each in found for reply in each])
             steps.append(await forward_steps(it) - before)
             from_siblings.append(await sibling_drafts(it) - drafted)
     alone, together = replies
     assert [r["output_ids"] for r in alone] == [r["output_ids"] for r in together]
     groups = {reply["meta_info"]["seer"]["group"] for reply in together}
     assert len(groups) == len(chosen)
-    assert len({reply["meta_info"]["seer"]["group"] for reply in alone}) == len(requests)
+    assert len({reply["meta_info"]["seer"]["group"] for reply in alone}) == len(alone)
     assert from_siblings[0] == 0
     assert from_siblings[1] > 10  # of one of 16 verifications, which has up to 32 drafts
-    assert steps[1] < steps[0]
+    assert steps[1] < steps[0], "many tokens of a sibling are one step"
 
 
 async def forward_steps(it: Served) -> int:
