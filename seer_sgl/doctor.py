@@ -21,7 +21,7 @@ from .kvpool import packages
 from .processes import loopback
 
 SGLANG_VERSION = "0.5.21"
-SGLANG_TESTED = (SGLANG_VERSION, "0.5.23")  # docs/sglang-versions.md
+SGLANG_TESTED = ("0.5.20", SGLANG_VERSION, "0.5.23")  # docs/sglang-versions.md
 SGLANG_CUDA = 13  # the CUDA version that SGLANG_VERSION is built for
 TORCH = "torch==2.13.0"  # the version that SGLANG_VERSION requires
 CHECKOUT = Path(__file__).resolve().parents[1]
