@@ -1,4 +1,4 @@
-"""Prints the share of lines and branches of each room of the package that the gate runs.
+"""Prints the share of lines and branches of each folder of the package that the gate runs.
 
     python -m tests.covered [--workers 2]
 
@@ -38,14 +38,14 @@ def measured(workers: int, folder: Path) -> dict[str, Any]:
 
 
 def shares(files: dict[str, Any]) -> dict[str, list[int]]:
-    """Returns by room: lines, lines run, branches, branches run. Files beside the rooms are one."""
-    rooms: dict[str, list[int]] = defaultdict(lambda: [0] * len(COUNTS))
+    """Returns by folder: lines, lines run, branches, branches run. Files beside them are one."""
+    folders: dict[str, list[int]] = defaultdict(lambda: [0] * len(COUNTS))
     for path, file in files.items():
         inside = Path(path).parts[1:]
-        room = rooms[inside[0] if len(inside) > 1 else "(files)"]
+        folder = folders[inside[0] if len(inside) > 1 else "(files)"]
         for place, name in enumerate(COUNTS):
-            room[place] += file["summary"][name]
-    return dict(sorted(rooms.items()))
+            folder[place] += file["summary"][name]
+    return dict(sorted(folders.items()))
 
 
 def main() -> None:
@@ -54,10 +54,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="seer-sgl-covered-") as folder:
-        rooms = shares(measured(flags.workers, Path(folder)))
-    print(f"{'room':16}{'lines':>8}{'run':>8}{'branches':>10}{'run':>8}")
-    rooms["all"] = [sum(counts) for counts in zip(*rooms.values(), strict=True)]
-    for name, (lines, run, branches, taken) in rooms.items():
+        folders = shares(measured(flags.workers, Path(folder)))
+    print(f"{'folder':16}{'lines':>8}{'run':>8}{'branches':>10}{'run':>8}")
+    folders["all"] = [sum(counts) for counts in zip(*folders.values(), strict=True)]
+    for name, (lines, run, branches, taken) in folders.items():
         share = 100 * taken / branches if branches else 100.0
         print(f"{name:16}{lines:8}{100 * run / lines:7.1f}%{branches:10}{share:7.1f}%")
 

@@ -1,6 +1,6 @@
 """Breaks the package on purpose and counts how many of the faults the tests find.
 
-    python -m tests.mutation --mutants 200 --seed 1 [--room scheduling ...]
+    python -m tests.mutation --mutants 200 --seed 1 [--folder scheduling ...]
 
 Each mutant is one change in a copy of the checkout, at a place chosen by the seed: a comparison
 turned, a constant off by one, an `await` dropped, a branch removed. The tests of the gate that run
@@ -58,7 +58,7 @@ class Mutant(NamedTuple):
     text: str
 
     @property
-    def room(self) -> str:
+    def folder(self) -> str:
         """The first folder below the package; for files beside the folders, the file."""
         parts = Path(self.file).parts
         deep = parts[1] == "plugin" and parts[2] in ("speculation", "cpu")
@@ -125,13 +125,13 @@ def measured() -> Tests:
     }
 
 
-def chosen(tests: Tests, count: int, seed: int, rooms: list[str]) -> list[Mutant]:
+def chosen(tests: Tests, count: int, seed: int, folders: list[str]) -> list[Mutant]:
     """Returns `count` mutants of lines that tests run, the same ones for the same seed."""
     every = {
         mutant
         for path in sorted(PACKAGE.rglob("*.py"))
         for mutant in mutants_of(path)
-        if tests.get(mutant.file, {}).get(mutant.line) and (not rooms or mutant.room in rooms)
+        if tests.get(mutant.file, {}).get(mutant.line) and (not folders or mutant.folder in folders)
     }
     return random.Random(seed).sample(sorted(every), min(count, len(every)))
 
@@ -209,25 +209,25 @@ async def run(mutants: list[Mutant], tests: Tests, workers: int) -> list[Mutant]
 
 
 def main() -> None:
-    """Prints the share of faults found, by room."""
+    """Prints the share of faults found, by folder."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--mutants", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--room", action="append", default=[])
+    parser.add_argument("--folder", action="append", default=[])
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
 
     flags = parser.parse_args()
     tests = measured()
-    mutants = chosen(tests, flags.mutants, flags.seed, flags.room)
+    mutants = chosen(tests, flags.mutants, flags.seed, flags.folder)
     missed = asyncio.run(run(mutants, tests, flags.workers))
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for mutant in mutants:
-        counts[mutant.room][0] += 1
+        counts[mutant.folder][0] += 1
     for mutant in missed:
-        counts[mutant.room][1] += 1
-    print(f"{'room':24}{'mutants':>8}{'found':>8}")
-    for room, (all_, lost) in sorted(counts.items()):
-        print(f"{room:24}{all_:8}{100 * (all_ - lost) / all_:7.0f}%")
+        counts[mutant.folder][1] += 1
+    print(f"{'folder':24}{'mutants':>8}{'found':>8}")
+    for folder, (all_, lost) in sorted(counts.items()):
+        print(f"{folder:24}{all_:8}{100 * (all_ - lost) / all_:7.0f}%")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ DESCRIPTIONS = {
     "seer": "divided rollout, the most tokens possible first",
     ORACLE: "divided rollout, true lengths known",
     "seer+sd": "seer with grouped speculative decoding",
-    "seer+sd_costly": "the same, with CPU work that nothing hides: 8 ms a step, 24 us a draft",
+    "seer+sd_costly": "the same, with CPU work that nothing hides: 8 ms per step, 24 us per draft",
 }
 
 LABELS = {  # names in a picture, in lines
