@@ -84,15 +84,15 @@ class Hub:
     """The state of the hub: `receive` handles messages of peers, `take` returns messages to them.
 
     `max_tokens` limits all logs together. Groups without peers are dropped first, then groups with
-    peers; in both cases the least recently used first. No message of a peer raises an error:
-    `refused` counts the invalid ones.
+    peers; in both cases the least recently used first. `groups`: by name, the least recently used
+    one first. No message of a peer raises an error: `refused` counts the invalid ones.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
         self.tokens = 0  # with LOG_TOKENS per sequence
         self.refused = self.tokens_in = self.tokens_out = self.groups_begun = 0
-        self._groups: OrderedDict[str, _Group] = OrderedDict()  # least recently used first
+        self.groups: OrderedDict[str, _Group] = OrderedDict()
         self._unserved: OrderedDict[str, None] = OrderedDict()  # groups without peers, same order
         self._unserved_tokens = 0
         self._peers: dict[str, _Peer] = {}
@@ -101,7 +101,7 @@ class Hub:
     def facts(self) -> dict[str, Any]:
         """Returns the current size, and counters of groups, new tokens in, and tokens sent."""
         return {
-            "groups": len(self._groups),
+            "groups": len(self.groups),
             "tokens": self.tokens,
             "groups_begun": self.groups_begun,
             "tokens_in": self.tokens_in,
@@ -199,13 +199,13 @@ class Hub:
         for log in group.logs.values():
             log.known.pop(peer, None)
             peer.behind.pop(log, None)
-        if group.peers or self._groups.get(name) is not group:
+        if group.peers or self.groups.get(name) is not group:
             return
         if group.logs:
             self._unserved[name] = None
             self._unserved_tokens += group.tokens
         else:
-            del self._groups[name]
+            del self.groups[name]
 
     def _want(self, peer: _Peer, lacking: Iterable[tuple[str, int, int, int]]) -> None:
         """Requests missing tokens from a peer while there is room for them.
@@ -228,7 +228,7 @@ class Hub:
             return
         if delta.group in self._done:
             return
-        if delta.position and delta.group not in self._groups:
+        if delta.position and delta.group not in self.groups:
             self._want(peer, [(delta.group, delta.sequence, 0, end)])
             return
         group = self._group(delta.group)
@@ -272,15 +272,15 @@ class Hub:
 
     def _group(self, name: str) -> _Group:
         """Returns the group, now the most recently used one."""
-        group = self._groups.get(name)
+        group = self.groups.get(name)
         if group is None:
-            group = self._groups[name] = _Group(name)
+            group = self.groups[name] = _Group(name)
             self.groups_begun += 1
             self._unserved[name] = None
-            if len(self._groups) > MAX_GROUPS:
+            if len(self.groups) > MAX_GROUPS:
                 self._drop(self._least(group))
         else:
-            self._groups.move_to_end(name)
+            self.groups.move_to_end(name)
             if not group.peers:
                 self._unserved.move_to_end(name)
         return group
@@ -296,11 +296,11 @@ class Hub:
     def _least(self, newest: _Group) -> str:
         """Returns the group to drop first. newest: the most recently used one, which stays."""
         name = next(iter(self._unserved), newest.name)
-        return next(iter(self._groups)) if name == newest.name else name
+        return next(iter(self.groups)) if name == newest.name else name
 
     def _drop(self, name: str) -> Iterable[_Peer]:
         """Drops a group. Returns the peers that served it."""
-        group = self._groups.pop(name, None)
+        group = self.groups.pop(name, None)
         if group is None:
             return ()
         if not group.peers:

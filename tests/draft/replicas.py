@@ -22,7 +22,7 @@ def delta(group: str, sequence: int, position: int, *tokens: int) -> Delta:
 
 def tokens_of(hub: Hub, group: str) -> dict[int, list[int]]:
     """Returns the tokens that a hub has of each sequence of a group."""
-    found = hub._groups.get(group)
+    found = hub.groups.get(group)
     return {} if found is None else {n: list(log.tokens) for n, log in found.logs.items()}
 
 

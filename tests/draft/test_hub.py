@@ -139,9 +139,9 @@ def test_a_finished_group_is_forgotten_and_stays_so(hub: Hub) -> None:
     hub.receive("a", deltas(delta("g", 0, 0, 1)))
     hub.done("g")
     assert hub.tokens == 0
-    assert "g" not in hub._groups
+    assert "g" not in hub.groups
     hub.receive("a", deltas(delta("g", 0, 0, 1, 2), delta("g", 0, 9, 1)))
-    assert "g" not in hub._groups, "its late tokens are dropped"
+    assert "g" not in hub.groups, "its late tokens are dropped"
     assert taken(hub, "a") == taken(hub, "b") == [Done(["g"])]
     hub.receive("late", opened(g={0: 1}))
     assert taken(hub, "late") == [Done(["g"])]
@@ -170,7 +170,7 @@ def test_history_is_a_sequence_like_any_other(hub: Hub) -> None:
     hub.receive("a", Open({name: {}}))
     assert taken(hub, "a") == [deltas(delta(name, 8, 0, 4, 5))]
     hub.done(name)
-    assert name not in hub._groups
+    assert name not in hub.groups
 
 
 def test_the_groups_used_longest_ago_make_room() -> None:
@@ -179,11 +179,11 @@ def test_the_groups_used_longest_ago_make_room() -> None:
     for i in range(4):
         hub.receive("driver", deltas(delta(f"g{i}", 0, 0, *range(10))))
     hub.receive("b", deltas(delta("g0", 0, 10, 1)))  # used again, and one token over the limit
-    assert [name for name in ("g0", "g1", "g2", "g3") if name in hub._groups] == ["g0", "g2", "g3"]
+    assert [name for name in ("g0", "g1", "g2", "g3") if name in hub.groups] == ["g0", "g2", "g3"]
     assert taken(hub, "a") == [deltas(delta("g0", 0, 0, *range(10), 1))]
     hub.receive("driver", deltas(delta("g4", 0, 0, *range(1000))))
     assert tokens_of(hub, "g4") == {}, "a sequence that can never fit is refused"
-    assert "g0" in hub._groups, "and displaces no other group"
+    assert "g0" in hub.groups, "and displaces no other group"
     assert hub.refused == 1
     assert hub.tokens <= hub.max_tokens
 
@@ -196,10 +196,10 @@ def test_groups_nobody_serves_go_first() -> None:
     hub.receive("a", Leave(["g3"]))
     for name in ("g4", "g5", "g6"):
         hub.receive("driver", deltas(delta(name, 0, 0, 1)))
-    assert list(hub._groups) == ["g0", "g4", "g5", "g6"]
+    assert list(hub.groups) == ["g0", "g4", "g5", "g6"]
     hub.receive("a", opened(g0={}, g4={}, g5={}, g6={}))
     hub.receive("driver", deltas(delta("g7", 0, 0, 1)))
-    assert list(hub._groups) == ["g4", "g5", "g6", "g7"], "all but the newest were served"
+    assert list(hub.groups) == ["g4", "g5", "g6", "g7"], "all but the newest were served"
     assert list(hub._unserved) == ["g7"]
     assert hub._unserved_tokens == LOG_TOKENS + 1
 
@@ -213,7 +213,7 @@ def test_an_engine_is_asked_about_a_group_that_it_was_forgotten_to_serve() -> No
     hub.receive("evil", opened(x0={}, x1={}))
     for name in ("x0", "x1"):
         hub.receive("evil", deltas(delta(name, 0, 0, *range(200))))
-    assert "g" not in hub._groups
+    assert "g" not in hub.groups
     hub.receive("a", deltas(delta("g", 0, 1, 2)))
     hub.receive("b", deltas(delta("g", 1, 0, 7)))
     assert taken(hub, "a") == [Want({"g": {0: 0}})]
@@ -229,7 +229,7 @@ def test_asking_pushes_nobody_out_that_is_served() -> None:
     hub.receive("driver", deltas(delta("kept", 0, 0, *range(10))))
     hub.receive("a", opened(g={0: 100, 1: 100, 2: 10**9}))
     assert taken(hub, "a") == [Want({"g": {0: 0}})]
-    assert "kept" in hub._groups
+    assert "kept" in hub.groups
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_nonsense_does_no_harm(hub: Hub, message: ToHub) -> None:
     assert taken(hub, "b") == [deltas(delta("g", 0, 0, 1, 2))]
     assert len(taken(hub, "evil")) <= 1
     hub.left("evil")
-    assert len(hub._groups) == 1
+    assert len(hub.groups) == 1
 
 
 def test_more_sequences_or_groups_than_there_may_be_are_refused(
@@ -268,7 +268,7 @@ def test_more_sequences_or_groups_than_there_may_be_are_refused(
     hub.receive("evil", deltas(*(delta("g", i, 7, 1) for i in range(9))))
     assert taken(hub, "evil") == [Want({"g": {0: 1, 1: 1}})]
     hub.receive("evil", Open({f"h{i}": {} for i in range(9)}))
-    assert len(hub._groups) == 5
+    assert len(hub.groups) == 5
 
 
 @pytest.mark.parametrize(

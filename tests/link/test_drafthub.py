@@ -113,7 +113,7 @@ async def test_each_of_two_hubs_serves_its_own_groups(
         )
         for group in groups:
             driver.done(group)
-        await until(lambda: not any(group in hub._groups for group in groups for hub in hubs))
+        await until(lambda: not any(group in hub.groups for group in groups for hub in hubs))
         links = [*driver._links, *engine_side._links.values()]
         for link in links:
             link.close()
@@ -155,7 +155,7 @@ async def test_only_the_first_rank_of_a_server_speaks_of_drafts(server: LinkServ
         server.on_rates = heard.append
         second.link.send(messages.Rates(1, 1.0, 0, 0.0))
         await until(lambda: heard)
-        assert "g" not in hub_of(server).hub._groups
+        assert "g" not in hub_of(server).hub.groups
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ async def test_a_reader_that_stops_holds_up_nobody_and_no_memory(
     ):
         # A small buffer, so that the kernel does not accept frames for a peer that does not read.
         slow.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, 1 << 16)
-        await until(lambda: "g" in hub._groups and len(hub._groups["g"].peers) == 2)
+        await until(lambda: "g" in hub.groups and len(hub.groups["g"].peers) == 2)
         for sequence in range(frames_long):
             driver.load("g", sequence, response)
         await read(fast)
