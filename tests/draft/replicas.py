@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable
 
+from seer_sgl.draft.group_store import GroupStore
 from seer_sgl.draft.hub import Hub
 from seer_sgl.draft.messages import (
     Delta,
@@ -69,12 +70,17 @@ class Engine:
         """Returns the sequences of a group in the Drafter."""
         return sorted(self.drafter.groups.get(group, {}).values())
 
+    @property
+    def store(self) -> GroupStore:
+        """The groups of the replica."""
+        return self.replica._store
+
     def check(self) -> None:
         """Asserts that the Drafter has the tokens of the replica's logs, within the limit."""
-        store = self.replica._store
+        store = self.store
         for group in store.groups.values():
             for log in group.index:
                 assert self.drafter.groups[log.home].get(log.index, []) == list(log.tokens)
         assert store.tokens == sum(group.tokens for group in store.groups.values())
-        assert store.tokens <= store._max_tokens
+        assert store.fits(0)
         assert store.tokens == self.drafter.tokens

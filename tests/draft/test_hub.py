@@ -160,7 +160,8 @@ def test_the_names_of_finished_groups_are_bounded(monkeypatch: pytest.MonkeyPatc
     hub = Hub(PLENTY)
     for name in ("x", "y", "x", "z"):
         hub.done(name)
-    assert list(hub._done) == ["x", "z"]
+    hub.receive("a", opened(x={}, y={}, z={}))
+    assert taken(hub, "a") == [Done(["x", "z"])]
 
 
 def test_history_is_a_sequence_like_any_other(hub: Hub) -> None:
@@ -200,8 +201,11 @@ def test_groups_nobody_serves_go_first() -> None:
     hub.receive("a", opened(g0={}, g4={}, g5={}, g6={}))
     hub.receive("driver", deltas(delta("g7", 0, 0, 1)))
     assert list(hub.groups) == ["g4", "g5", "g6", "g7"], "all but the newest were served"
-    assert list(hub._unserved) == ["g7"]
-    assert hub._unserved_tokens == LOG_TOKENS + 1
+    taken(hub, "a")
+    hub.receive("a", opened(g4={0: 1, 1: 2, 2: 1}))
+    assert taken(hub, "a") == [Want({"g4": {2: 0}})], "as many tokens as g7 has may be requested"
+    hub.receive("driver", deltas(delta("g8", 0, 0, 1)))
+    assert list(hub.groups) == ["g5", "g6", "g4", "g8"]
 
 
 def test_an_engine_is_asked_about_a_group_that_it_was_forgotten_to_serve() -> None:

@@ -22,10 +22,12 @@ def drafted(drafter: Drafter, slots: list[int], budgets: list[int], paths: int) 
     return drafter.step(np.array(slots), NONE, counts, np.array(budgets, np.int32), paths)
 
 
-def compare(drafter: Drafter, slots: list[int], budgets: list[int], paths: int) -> tuple[int, int]:
+def compare(
+    drafter: Drafter, slots: list[int], budgets: list[int], paths: int, minimum: float
+) -> tuple[int, int]:
     """Compares the drafts of all slots with plain ones. Returns the tokens and what was dropped."""
     drafts = drafted(drafter, slots, budgets, paths)
-    plain = PlainTrees(arrays(drafter), paths, drafter._min_probability)
+    plain = PlainTrees(arrays(drafter), paths, minimum)
     for row, (slot, budget) in enumerate(zip(slots, budgets, strict=True)):
         sequence = drafter._sequences.rows[drafter._slots.rows[slot, 0] - 1]
         tree = plain.draft(int(sequence[step.LAST]), budget)
@@ -61,7 +63,7 @@ def test_a_tree_is_that_of_the_plain_search(
     prompt: list[int], appends: Appends, paths: int, budgets: list[int], minimum: float
 ) -> None:
     drafter, slots = grown(prompt, appends, minimum)
-    compare(drafter, slots, budgets, paths)
+    compare(drafter, slots, budgets, paths, minimum)
 
 
 def test_a_tree_in_wide_forks_is_that_of_the_plain_search() -> None:
@@ -76,6 +78,6 @@ def test_a_tree_in_wide_forks_is_that_of_the_plain_search() -> None:
         drafter, slots = grown([1, 2, 3], appends, minimum)
         assert arrays(drafter).states[0, CHILDREN] > SCANNED
         for paths in (2, 4, 8):
-            more = compare(drafter, slots, [40] * SEQUENCES, paths)
+            more = compare(drafter, slots, [40] * SEQUENCES, paths, minimum)
             tokens, dropped = tokens + more[0], dropped + more[1]
     assert tokens > 200 and dropped > 0

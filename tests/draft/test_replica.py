@@ -263,7 +263,7 @@ def test_the_work_of_one_step_is_bounded() -> None:
     tokens = range(5 * DRAIN_TOKENS)
     engine.replica.received(Deltas([delta("g", 1, 0, *tokens)]))
     lengths = []
-    while engine.replica._arrived or engine.replica._pending:
+    while not engine.replica.facts()["waits"]["count"]:
         engine.replica.drain(engine.now)
         lengths.append(len(engine.drafter.groups["g"].get(1, [])))
     steps = [after - before for before, after in itertools.pairwise([0, *lengths])]
@@ -305,7 +305,7 @@ def test_sequences_of_a_group_are_bounded() -> None:
     engine = Engine()
     engine.replica.begin("g", 0, PROMPT, [])
     engine.replica.received(Deltas([delta("g", i, 0, 1) for i in range(2 * MAX_SEQUENCES)]))
-    while engine.replica._pending or engine.replica._arrived:
+    while not engine.replica.facts()["waits"]["count"]:
         engine.replica.drain(engine.now)
     assert len(engine.index()) == MAX_SEQUENCES
 
