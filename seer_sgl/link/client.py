@@ -57,7 +57,10 @@ def _link_to(url: str | None, rank: int, ranks: int) -> "Link | None":
 
 
 class Link:
-    """A connection that opens at once, and reopens whenever it is lost, until `close`."""
+    """A connection that opens at once, and reopens whenever it is lost, until `close`.
+
+    `thread` ends soon after that.
+    """
 
     def __init__(
         self, url: str, token: str, hello: messages.Hello, timing: Timing = DEFAULT
@@ -73,8 +76,8 @@ class Link:
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._filled = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="seer-sgl link", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="seer-sgl link", daemon=True)
+        self.thread.start()
 
     def on(self, kind: type[T], handler: Callable[[T], None]) -> None:
         """Registers a handler for each received frame of a kind. It runs in the link's thread."""

@@ -52,6 +52,7 @@ class HubClient(DraftSink):
 
     After a reconnect it sends a hub the responses of its unfinished groups again: it may be new.
     `url`: of several hubs, separated by commas; each serves the groups that `hub_of` gives it.
+    `links`: one per hub, in this order.
     """
 
     def __init__(self, url: str, token: str, timing: Timing = DEFAULT) -> None:
@@ -60,8 +61,8 @@ class HubClient(DraftSink):
         self._timeout = aiohttp.ClientTimeout(total=timing.draft_read_s)
         self._headers = {"Authorization": f"Bearer {token}"}
         hello = messages.Hello(messages.PROTOCOL, f"driver-{secrets.token_hex(4)}", 0, 1)
-        self._links = [Link(hub_url, token, hello, timing) for hub_url in url.split(",")]
-        for hub, link in enumerate(self._links):
+        self.links = [Link(hub_url, token, hello, timing) for hub_url in url.split(",")]
+        for hub, link in enumerate(self.links):
             link.on_connect(functools.partial(self._send_again, hub))
 
     @override
@@ -87,13 +88,13 @@ class HubClient(DraftSink):
 
     def close(self) -> None:
         """Disconnects for good."""
-        for link in self._links:
+        for link in self.links:
             link.close()
 
     def _send_again(self, hub: int) -> None:
         """Runs in the link's thread."""
         for group, loaded in list(self._loaded.items()):
-            if hub_of(group, len(self._links)) == hub:
+            if hub_of(group, len(self.links)) == hub:
                 self._send_loaded(group, list(loaded))
 
     def _send_loaded(self, group: str, loaded: Iterable[tuple[int, "array[int]"]]) -> None:
@@ -102,8 +103,8 @@ class HubClient(DraftSink):
             self._send(batch)
 
     def _send(self, message: ToHub) -> None:
-        for hub, part in by_hub(message, len(self._links)).items():
-            self._links[hub].send(part)
+        for hub, part in by_hub(message, len(self.links)).items():
+            self.links[hub].send(part)
 
 
 async def _facts(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | None:

@@ -114,10 +114,10 @@ async def test_each_of_two_hubs_serves_its_own_groups(
         for group in groups:
             driver.done(group)
         await until(lambda: not any(group in hub.groups for group in groups for hub in hubs))
-        links = [*driver._links, *engine_side._links.values()]
+        links = [*driver.links, *engine_side._links.values()]
         for link in links:
             link.close()
-        await until(lambda: not any(link._thread.is_alive() for link in links))
+        await until(lambda: not any(link.thread.is_alive() for link in links))
 
 
 async def test_the_counters_of_two_hubs_need_an_answer_of_both(server: LinkServer) -> None:

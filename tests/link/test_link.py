@@ -300,7 +300,7 @@ async def test_a_link_outlives_an_error_of_a_handler(server: LinkServer) -> None
         while calls < 2:  # the first one closes the connection, with those behind it
             server.forget("one", "g.0", 0)
             await asyncio.sleep(0.01)
-        assert one._thread.is_alive()
+        assert one.thread.is_alive()
 
 
 async def test_what_is_said_while_the_driver_is_away_arrives_when_it_is_there(

@@ -53,7 +53,7 @@ async def engine(url: str, token: str, instance: str, rank: int = 0) -> AsyncIte
         yield LinkedEngine(link)
     finally:
         link.close()
-        await until(lambda: not link._thread.is_alive())
+        await until(lambda: not link.thread.is_alive())
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def hub_client(urls: str, token: str) -> AsyncIterator[HubClient]:
         yield client
     finally:
         client.close()
-        await until(lambda: not any(link._thread.is_alive() for link in client._links))
+        await until(lambda: not any(link.thread.is_alive() for link in client.links))
 
 
 def hub_of(server: LinkServer) -> DraftHub:
