@@ -3,6 +3,7 @@
 The tokens of one engine reach the others, even if a peer connects, stops reading or sends garbage.
 """
 
+import itertools
 import json
 from array import array
 from collections import Counter
@@ -94,8 +95,10 @@ async def test_each_of_two_hubs_serves_its_own_groups(
             replica.grown(slot, [5])
             driver.load(group, 1, array("i", [8]))
 
+        times = itertools.count(0.1, 0.1)
+
         def known() -> list[list[int]]:
-            replica.drain(replica._now + 0.1)
+            replica.drain(next(times))
             return [
                 [n for n, group in enumerate(groups) if set(tokens_of(hub, group)) == {0, 1}]
                 for hub in hubs
@@ -114,7 +117,7 @@ async def test_each_of_two_hubs_serves_its_own_groups(
         for group in groups:
             driver.done(group)
         await until(lambda: not any(group in hub.groups for group in groups for hub in hubs))
-        links = [*driver.links, *engine_side._links.values()]
+        links = [*driver.links, *engine_side.hub_links(0, 1)]
         for link in links:
             link.close()
         await until(lambda: not any(link.thread.is_alive() for link in links))
@@ -234,15 +237,17 @@ async def test_the_links_of_a_process_are_shared(monkeypatch: pytest.MonkeyPatch
     assert engine_side.driver_link(0, 1) is None
     assert engine_side.hub_links(0, 1) == []
     monkeypatch.setenv(contract.LINK_URL, "http://127.0.0.1:9/link")
-    assert engine_side.driver_link(0, 1) is engine_side.driver_link(0, 1) is not None
+    driver = engine_side.driver_link(0, 1)
+    assert driver is not None
+    assert engine_side.driver_link(0, 1) is driver
     assert engine_side.hub_links(0, 1) == []
     urls = ["http://127.0.0.1:10/link", "http://127.0.0.1:11/link"]
     monkeypatch.setenv(contract.HUB_URL, ",".join(urls))
     links = engine_side.hub_links(0, 1)
     assert [link._url for link in links] == urls, "in the order that every process is given"
     assert engine_side.hub_links(0, 1) == links
-    assert engine_side.driver_link(0, 1) not in links
-    for link in engine_side._links.values():
+    assert driver not in links
+    for link in (driver, *links):
         link.close()
 
 
@@ -273,14 +278,14 @@ async def test_the_worker_joins_with_what_the_environment_says(
         assert replica is not None
         drafter.step(slot := replica.begin("g", 0, [1], []), [5])
         replica.grown(slot, [5])
-        receiver = replica
+        receiver, times = replica, itertools.count(0.1, 0.1)
 
         def flushed() -> object:
-            receiver.drain(receiver._now + 0.1)
+            receiver.drain(next(times))
             return tokens_of(hub_of(server).hub, "g")
 
         await until(flushed)
-    for link in engine_side._links.values():
+    for link in engine_side.hub_links(rank, 2):
         link.close()
 
 

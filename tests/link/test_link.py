@@ -130,7 +130,10 @@ async def test_calls_that_some_ranks_never_report_do_not_pile_up(
         assert await received.all_of(second) == [("newest", True), ("older", True)]
         first.send(KvStored("x" * (driver_side.MAX_RID + 1), True))
         assert len(await received.all_of(first)) == 2
-    assert list(server._partial) == ["oldest"]
+        second.send(KvStored("x" * (driver_side.MAX_RID + 1), True))
+        assert len(await received.all_of(second)) == 2, "the first rank's part was not kept"
+        first.send(KvStored("oldest", True))
+        assert (await received.all_of(first))[2:] == [("oldest", True)]
 
 
 @pytest.mark.parametrize("scheme", ["", "Bearer ", "Bearer {}x", "{}", "Basic {}"])
