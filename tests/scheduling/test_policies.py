@@ -1,5 +1,8 @@
 """The order of requests: probes, groups by estimate, the oracle, and the bound on waiting."""
 
+import gc
+from weakref import WeakSet
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +13,7 @@ from seer_sgl.scheduling.longest_possible import LongestPossible
 from seer_sgl.scheduling.policy import (
     LongestRemaining,
 )
-from seer_sgl.types import Request
+from seer_sgl.types import Group, Request
 from tests.helpers import make_group, make_reply
 from tests.support.policies import UNGUARDED, end, grow, pushed, taken
 
@@ -232,14 +235,16 @@ def test_finished_groups_are_forgotten_while_longer_ones_are_always_ready() -> N
     policy = seer()
     long = [make_group(f"long{i}", n=2, max_response_len=10_000) for i in range(3)]
     pushed(policy, *long)
+    short: WeakSet[Group] = WeakSet()
     for number in range(500):
         group = make_group(f"short{number}", n=2)
+        short.add(group)
         pushed(policy, group)
         for request in group.requests:
             policy.take_out(request)
             request.response_ids = make_reply(10).ids
             policy.finished(request)
         policy.withdraw(group)
-    queues = (policy._probes, policy._unknown, policy._past_estimate, policy._queue)
-    assert all(len(queue._heap) < 100 for queue in queues)
-    assert len(policy._groups) == 3
+    gc.collect()
+    assert len(short) < 100
+    assert sorted(taken(policy)) == sorted(r.uid for group in long for r in group.requests)
