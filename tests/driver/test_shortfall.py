@@ -104,8 +104,7 @@ async def test_a_chunk_that_all_others_overtake_is_left_where_it_runs() -> None:
     slow = FakeSGLang(faults=deque(["ok", "stall"]), decodes_on=True)
     async with rolling(slow, timing=QUICK) as rollout:
         rolled = asyncio.create_task(all_groups(rollout))
-        (engine,) = rollout.driver._scheduler.engines
-        await until(lambda: engine.completed > 16 and engine.inflight == 1)
+        await until(lambda: len(slow.seen) > 17 and rollout.driver.states()[0].inflight == 1)
         looks = slow.foreign_steps
         await until(lambda: slow.foreign_steps > looks + 3 * QUIET_POLLS)
         assert not rolled.done()
