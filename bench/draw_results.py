@@ -227,11 +227,11 @@ def _label_dots(axis: "Axes", gains: Sequence[SeedGain], others: Sequence[Point]
         ),
     ]
     best = max(gains, key=lambda gain: gain.over_pinned)
-    labels = [
+    labels = [f"{100 * PAPER_IDLE:.0f} % idle: {PAPER_GAIN:.2f}"]  # the longest has the most room
+    labels += [
         f"{'seed ' if gain is best else ''}{gain.seed}: {gain.over_pinned:.2f}" for gain in gains
     ]
-    labels.append(f"{100 * PAPER_IDLE:.0f} % idle: {PAPER_GAIN:.2f}")
-    corners = place_labels([*dark, paper], [7.4 * len(word) for word in labels], obstacles, 13)
+    corners = place_labels([paper, *dark], [7.4 * len(word) for word in labels], obstacles, 13)
     for place, (word, corner) in enumerate(zip(labels, corners, strict=True)):
         axis.annotate(
             word,
@@ -239,5 +239,5 @@ def _label_dots(axis: "Axes", gains: Sequence[SeedGain], others: Sequence[Point]
             xycoords="figure points",
             fontsize=SMALL + 1,
             fontweight="bold",
-            color=OURS if place < len(gains) else PAPER,
+            color=OURS if place else PAPER,
         )

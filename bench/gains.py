@@ -20,6 +20,7 @@ SEEDS_REPORTS = tuple(
 )
 
 SINGLE = "request_round_robin"
+GAPS = (10.0, 20.0)  # points between a dot's middle and its label
 PAPER_IDLE = 0.37  # Qwen2-VL-72B: the share of the time that the baseline's engines idle
 PAPER_GAIN = SEER_IN_PAPER.throughput
 
@@ -143,12 +144,14 @@ def place_labels(
     """Returns the lower left corner of a label beside each point, all in points.
 
     A label goes to the first of these places where it covers neither an obstacle nor an earlier
-    label: right, left, above, below. It goes to the right if there is no such place.
+    label: right, left, above, below, then the same farther away. It goes to the right if there is
+    no such place.
     """
-    gap, taken, corners = 10.0, list(obstacles), []
+    taken, corners = list(obstacles), []
     for (x, y), width in zip(points, widths, strict=True):
         boxes = [
             Box(left, low, left + width, low + height)
+            for gap in GAPS
             for left, low in (
                 (x + gap, y - height / 2),
                 (x - gap - width, y - height / 2),

@@ -105,6 +105,13 @@ def test_a_label_stands_where_it_covers_nothing() -> None:
     assert other_left == (460.0, -6.0)
 
 
+def test_a_label_stands_farther_away_where_all_places_beside_its_point_are_taken() -> None:
+    around = [Box(-15.0, -15.0, 15.0, 15.0)]
+    assert place_labels([(0.0, 0.0)], [30.0], around, height=12.0) == [(20.0, -6.0)]
+    everywhere = [Box(-99.0, -99.0, 99.0, 99.0)]
+    assert place_labels([(0.0, 0.0)], [30.0], everywhere, height=12.0) == [(10.0, -6.0)]
+
+
 @pytest.mark.parametrize(
     ("rounds", "each"),
     [
