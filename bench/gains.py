@@ -144,8 +144,8 @@ def place_labels(
     """Returns the lower left corner of a label beside each point, all in points.
 
     A label goes to the first of these places where it covers neither an obstacle nor an earlier
-    label: right, left, above, below, then the same farther away. It goes to the right if there is
-    no such place.
+    label: right, left, above, below, right and higher or lower, then the same farther away. It
+    goes to the right if there is no such place.
     """
     taken, corners = list(obstacles), []
     for (x, y), width in zip(points, widths, strict=True):
@@ -157,6 +157,8 @@ def place_labels(
                 (x - gap - width, y - height / 2),
                 (x - width / 2, y + gap),
                 (x - width / 2, y - gap - height),
+                (x + gap, y + gap / 2),
+                (x + gap, y - gap / 2 - height),
             )
         ]
         free = (box for box in boxes if not any(box.meets(other) for other in taken))
