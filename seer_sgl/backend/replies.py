@@ -26,6 +26,11 @@ class EngineReply(msgspec.Struct, frozen=True):
         return not (isinstance(self.reply, dict) and self.reply.get("success") is False)
 
     @property
+    def refused(self) -> bool:
+        """Whether the engine answered that it did not do what the call asked for."""
+        return self.status is not None and not self.ok
+
+    @property
     def message(self) -> str:
         """The engine's explanation in one line."""
         reply = self.reply

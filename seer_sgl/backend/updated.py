@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 
 from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError, EngineUnavailable
 
 from .calls import call, on_each
@@ -14,9 +15,11 @@ from .replies import EngineReply, Replies
 from .state import FleetState, Starts, same_start
 
 logger = logging.getLogger(__name__)
-# SGLang's word for a failure after which the weights are neither the old ones nor the new ones
-# (`WeightUpdater.load_weights_from_distributed`). From disk it loads the old ones again.
-PARTLY = "partially updated"
+# SGLang's words for failures after which the weights are not the old ones (`WeightUpdater`): of a
+# broadcast they are a mixture. From disk it reads the new folder a second time, having forgotten
+# the old one.
+CHANGED = ("partially updated", "Rolling back to original weights")
+Newest = Mapping[str, EngineInfo | None]  # by engine id; None: it does not answer
 
 
 async def mark_updated(
@@ -59,16 +62,50 @@ async def mark_updated(
     logger.info("the engines serve new weights%s", f" {version}" if version else "")
 
 
-def mark_partly_updated(state: FleetState, replies: Replies) -> set[str]:
-    """Takes the engines out that failed in the middle of an update, and returns their ids."""
-    broken = {
-        name for name, reply in replies.items() if not reply.ok and PARTLY in str(reply.reply)
+async def mark_changed(
+    state: FleetState,
+    engines: Iterable[HttpEngine],
+    replies: Replies,
+    before: Newest,
+    *,
+    reports: bool,
+) -> set[str]:
+    """Takes the engines out whose weights a failed update has changed, and returns their ids.
+
+    before: the engines before it, as far as the names of their weights can be compared. reports:
+    whether SGLang's replies show if the weights have changed.
+    """
+    failed = {
+        name: engine
+        for engine in engines
+        if (name := engine.info.engine_id) in replies and replies[name].refused
     }
+    changed = await asyncio.gather(
+        *(
+            _changed(engine, replies[name], before.get(name), reports=reports)
+            for name, engine in failed.items()
+        )
+    )
+    broken = {name for name, has_changed in zip(failed, changed, strict=True) if has_changed}
     for name in sorted(broken):
         logger.warning("engine %s is stale: a weight update failed half-way", name)
         with contextlib.suppress(ConfigError):  # it has left
             state.driver.mark_stale(name, "a weight update failed half-way")
     return broken
+
+
+async def _changed(
+    engine: HttpEngine, reply: EngineReply, before: EngineInfo | None, *, reports: bool
+) -> bool:
+    """Returns whether an update that an engine refused may have changed its weights."""
+    if any(words in str(reply.reply) for words in CHANGED):
+        return True
+    if before is None or before.weights is None:
+        return not reports
+    try:
+        return (await engine.refresh()).weights != before.weights
+    except EngineUnavailable:  # its next check compares its weights
+        return False
 
 
 async def all_opened(engines: Sequence[HttpEngine], body: bytes) -> Replies:
@@ -85,10 +122,15 @@ async def _opened(engine: HttpEngine, body: bytes) -> EngineReply:
     return await call(engine, "POST", "/begin_weight_update", body) if ended.ok else reply
 
 
-async def starts_of(engines: Sequence[HttpEngine]) -> Starts:
-    """Returns the present starts of engines, before an update."""
-    starts = await asyncio.gather(*(engine.newest_start() for engine in engines))
-    return {engine.info.engine_id: start for engine, start in zip(engines, starts, strict=True)}
+async def newest_of(engines: Sequence[HttpEngine]) -> Newest:
+    """Returns the present descriptions of engines, before an update."""
+    newest = await asyncio.gather(*(engine.newest() for engine in engines))
+    return {engine.info.engine_id: info for engine, info in zip(engines, newest, strict=True)}
+
+
+def starts_in(newest: Newest) -> Starts:
+    """Returns the starts of engines in their descriptions."""
+    return {name: None if info is None else info.instance for name, info in newest.items()}
 
 
 async def _problem(

@@ -15,10 +15,11 @@ from .replies import CallResult, EngineReply, Replies, failed_of
 from .state import SESSION, Before, FleetState, Session, ranks_of
 from .updated import (
     all_opened,
-    mark_partly_updated,
+    mark_changed,
     mark_updated,
+    newest_of,
     no_failure_so_far,
-    starts_of,
+    starts_in,
     succeeded,
 )
 
@@ -121,7 +122,7 @@ async def begin(state: FleetState, fields: Fields) -> CallResult:
     engines = state.engines()
     await state.holds.begin(SESSION)
     try:
-        starts = await starts_of(engines)
+        starts = starts_in(await newest_of(engines))
         replies = await all_opened(engines, body_of(fields))
         updated = succeeded(engines, replies)
         if updated:
@@ -178,7 +179,8 @@ async def update(state: FleetState, new: WeightUpdate, before: Before | None) ->
         ready = [engine for engine in engines if no_failure_so_far(engine, replies)]
         if new.collective and len(ready) < len(engines):
             return CallResult(replies, replies)
-        starts = await starts_of(ready) if session is None else {}
+        newest = await newest_of(ready) if session is None else {}
+        starts = starts_in(newest)
         replies |= await _sent(new, ready, bodies, supplied=session is None)
         updated = succeeded(engines, replies)
         if updated and session is None:
@@ -190,7 +192,10 @@ async def update(state: FleetState, new: WeightUpdate, before: Before | None) ->
             session.engines = updated
             session.version = new.version or session.version
         else:
-            broken = mark_partly_updated(state, replies)
+            # Without its memory an engine's weights have a name that says nothing.
+            known = newest if not state.lacks_memory else {}
+            reports = new.path != IPC  # there SGLang passes any exception on
+            broken = await mark_changed(state, ready, replies, known, reports=reports)
             if session is not None:
                 session.broken |= broken
     return _served_if_any(replies)

@@ -129,10 +129,10 @@ class HttpEngine:
         self._info = msgspec.structs.replace(self._info, **fresh)
         return self._info
 
-    async def newest_start(self) -> str | None:
-        """Returns the instance of the current server; None if it does not answer with one."""
+    async def newest(self) -> EngineInfo | None:
+        """Returns the description of the current server; None if it does not answer with one."""
         try:
-            return (await self._described()).instance
+            return await self._described()
         except (EngineUnavailable, EngineStartError):
             return None
 

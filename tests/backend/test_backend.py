@@ -130,6 +130,47 @@ async def test_an_update_that_fails_half_way_on_every_engine_leaves_none_that_se
         check(await generating(it), [*fakes], "v2")
 
 
+class Changed(FakeSGLang):
+    """An engine whose updates fail after they have changed its weights, until `fails` is empty."""
+
+    fails = ""
+
+    @override
+    async def update(self, fields: dict[str, Any]) -> Any:
+        if self.plugin is not None:
+            self.plugin["weights"] = "new"
+        if self.fails:
+            return {"success": False, "message": self.fails}
+        return await super().update(fields)
+
+
+@pytest.mark.parametrize(
+    ("update", "plugin", "fails"),
+    [
+        (WeightUpdate.from_disk("new"), True, "Failed to update weights of the draft."),
+        (WeightUpdate.from_disk("new"), False, "No such file.\nRolling back to original weights."),
+        (WeightUpdate.from_ipc({"cpu": "ipc:///x"}), False, "the sender has left"),
+    ],
+)
+async def test_an_engine_whose_weights_changed_in_an_update_that_failed_does_not_serve(
+    update: WeightUpdate, plugin: bool, fails: str
+) -> None:
+    reports = [{"version": "1", "missing": [], "instance": name, "weights": "old"} for name in "ab"]
+    fakes = [Changed(longest=10_000, plugin=report if plugin else None) for report in reports]
+    for fake in fakes:
+        fake.fails = fails
+    async with served(*fakes) as it:
+        backend = it.service.backend
+        with pytest.raises(EnginesFailed):
+            await backend.update_weights(update)
+        assert sorted(backend.driver.stale) == ["e0", "e1"]
+        for fake in fakes:
+            fake.fails = ""
+        await backend.update_weights(update)
+        assert not backend.driver.stale
+        check(await generating(it), [*fakes], "v1")
+
+
 async def test_an_engine_that_dies_between_begin_and_end_is_stale(
     trainer: Trainer, it: Served, fakes: Fakes
 ) -> None:
