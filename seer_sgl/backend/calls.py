@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from http import HTTPStatus
 
-from seer_sgl.engine.answers import ask
+from seer_sgl.engine.answers import AnswerLate, ask
 from seer_sgl.engine.client import LOAD_TIMEOUT_S, HttpEngine
 from seer_sgl.errors import EngineUnavailable
 from seer_sgl.timing import Timing
@@ -44,7 +44,7 @@ async def call(
     try:
         answer = await ask(engine, method, path, body, within_s=within_s, limit=REPLY_BYTES)
     except EngineUnavailable as error:
-        return EngineReply(None, str(error))
+        return EngineReply(None, str(error), late=isinstance(error, AnswerLate))
     return read_reply(answer.status, answer.body)
 
 

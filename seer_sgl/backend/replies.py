@@ -13,10 +13,14 @@ LOCATION = '\n\n  File "'  # begins what FastAPI adds to its message: a path and
 
 
 class EngineReply(msgspec.Struct, frozen=True):
-    """What one engine replied. `status`: None if it did not answer. `reply`: JSON, or text."""
+    """What one engine replied. `status`: None if it did not answer. `reply`: JSON, or text.
+
+    `late`: it did not answer in time, and may still do what the call asked for.
+    """
 
     status: int | None
     reply: Any = None
+    late: bool = False
 
     @property
     def ok(self) -> bool:

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 # broadcast they are a mixture. From disk it reads the new folder a second time, having forgotten
 # the old one.
 CHANGED = ("partially updated", "Rolling back to original weights")
+LATE = "it did not answer a weight update in time, and may apply it later"
 Newest = Mapping[str, EngineInfo | None]  # by engine id; None: it does not answer
 
 
@@ -70,28 +71,27 @@ async def mark_changed(
     *,
     reports: bool,
 ) -> set[str]:
-    """Takes the engines out whose weights a failed update has changed, and returns their ids.
+    """Takes the engines out whose weights a failed update has changed, or may change later.
 
-    before: the engines before it, as far as the names of their weights can be compared. reports:
-    whether SGLang's replies show if the weights have changed.
+    Returns their ids. before: the engines before it, as far as the names of their weights can be
+    compared. reports: whether SGLang's replies show if the weights have changed.
     """
-    failed = {
-        name: engine
-        for engine in engines
-        if (name := engine.info.engine_id) in replies and replies[name].refused
-    }
+    sent = {engine.info.engine_id: engine for engine in engines}
+    failed = {name: sent[name] for name, reply in replies.items() if name in sent and reply.refused}
     changed = await asyncio.gather(
         *(
             _changed(engine, replies[name], before.get(name), reports=reports)
             for name, engine in failed.items()
         )
     )
-    broken = {name for name, has_changed in zip(failed, changed, strict=True) if has_changed}
-    for name in sorted(broken):
-        logger.warning("engine %s is stale: a weight update failed half-way", name)
+    half = {name for name, has_changed in zip(failed, changed, strict=True) if has_changed}
+    broken = dict.fromkeys(sorted(half), "a weight update failed half-way")
+    broken |= {name: LATE for name, reply in replies.items() if name in sent and reply.late}
+    for name, why in broken.items():
+        logger.warning("engine %s is stale: %s", name, why)
         with contextlib.suppress(ConfigError):  # it has left
-            state.driver.mark_stale(name, "a weight update failed half-way")
-    return broken
+            state.driver.mark_stale(name, why)
+    return set(broken)
 
 
 async def _changed(

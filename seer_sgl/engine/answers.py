@@ -15,6 +15,10 @@ MOST_BYTES = 1 << 26  # of an answer: a prompt of many million tokens
 ANSWER_S = 60.0  # a busy engine tokenizes a long prompt in seconds
 
 
+class AnswerLate(EngineUnavailable):
+    """An engine has not answered in time; it may still do what it was asked for."""
+
+
 class EngineAnswer(NamedTuple):
     """An engine's answer to a request."""
 
@@ -43,7 +47,7 @@ async def ask(
 ) -> EngineAnswer:
     """Returns an engine's answer of at most `limit` bytes, with any HTTP status.
 
-    Raises EngineUnavailable, also after `within_s` seconds.
+    Raises EngineUnavailable, and AnswerLate after `within_s` seconds.
     """
     try:
         async with within(within_s), engine.send(method, path, body) as answer:
@@ -52,7 +56,7 @@ async def ask(
     except TimeoutError as error:
         engine_id = engine.info.engine_id
         why = f"engine {engine_id}: no answer on {path} within {within_s:g} s"
-        raise EngineUnavailable(why, engine_id=engine_id) from error
+        raise AnswerLate(why, engine_id=engine_id) from error
 
 
 async def ask_object(engine: HttpEngine, path: str, within_s: float = ANSWER_S) -> dict[str, Any]:

@@ -239,6 +239,20 @@ async def test_an_engine_that_is_silent_for_the_timeout_misses_the_update() -> N
             assert (await it.post(f"{DISK}?timeout={text}", **fields))[0] == 400
 
 
+async def test_engines_that_are_all_silent_for_the_timeout_may_have_either_weights() -> None:
+    fakes = two()
+    async with served(*fakes, timing=OVER_JUMPS) as it:
+        fields = {"model_path": "new", "weight_version": "v2"}
+        update, held = await under_way(it.post(f"{DISK}?timeout=30", **fields), *fakes)
+        await outlast(30.0)
+        status, answer = await update
+        assert (status, answer["success"]) == (502, False)
+        assert sorted(it.service.driver.stale) == ["e0", "e1"]
+        held.set()
+        assert (await it.post(DISK, **fields))[0] == 200
+        assert not it.service.driver.stale
+
+
 async def test_one_engine_alone_generates_for_a_check_of_its_weights() -> None:
     first, other = two()
     async with served(first, other) as it:
