@@ -188,6 +188,7 @@ async def update(state: FleetState, new: WeightUpdate, before: Before | None) ->
                 state.parts.forget()
             whole = state.parts.all_applied(state.holds.number, updated, starts)
             await mark_updated(state, whole, new.version, starts=starts)
+            _require_current(state)
         elif updated and session is not None:  # if all failed alike, none has missed it
             session.engines = updated
             session.version = new.version or session.version
@@ -231,10 +232,15 @@ async def adopt(state: FleetState, version: str | None) -> None:
         engines = {engine.info.engine_id: engine for engine in state.engines()}
         await mark_updated(state, engines, version)
         state.parts.forget()
+    _require_current(state)
+
+
+def _require_current(state: FleetState) -> None:
+    """Raises RolloutError if every engine is stale after an update."""
     stale = state.driver.stale
-    if stale.keys() >= engines.keys():
-        name = next(iter(engines))
-        raise RolloutError(f"no engine has the new weights; engine {name}: {stale[name]}")
+    names = [engine.info.engine_id for engine in state.engines()]
+    if stale.keys() >= set(names):
+        raise RolloutError(f"no engine has the new weights; engine {names[0]}: {stale[names[0]]}")
 
 
 async def _sent(

@@ -70,6 +70,19 @@ async def test_an_engine_that_lacks_one_bucket_of_a_pause_is_stale_until_all_wei
     assert not it.service.driver.stale, "the first bucket of another update"
 
 
+async def test_an_update_whose_buckets_no_engine_has_all_of_fails(it: Served, fakes: Fakes) -> None:
+    fields = {"serialized_named_tensors": [A, B], "flush_cache": False}
+    await it.post("/pause_generation", mode="retract")
+    fakes[1].refused[TENSOR] = 500
+    assert (await it.post(TENSOR, **fields))[0] == 200
+    fakes[0].refused, fakes[1].refused = fakes[1].refused, {}
+    status, answer = await it.post(TENSOR, **fields)
+    assert (status, answer["success"]) == (503, False)
+    assert answer["message"].startswith("no engine has the new weights; engine e0: ")
+    await it.post("/continue_generation")
+    assert sorted(it.service.driver.stale) == ["e0", "e1"]
+
+
 async def test_weights_from_disk_are_whole_also_behind_a_bucket_that_was_missed(
     it: Served, fakes: Fakes
 ) -> None:
