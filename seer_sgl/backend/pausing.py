@@ -15,7 +15,7 @@ PauseMode = Literal["abort", "retract", "in_place"]
 async def pause(
     state: FleetState, mode: PauseMode, fields: Fields, before: Before | None
 ) -> CallResult:
-    """Holds dispatch and pauses the engines, until `resume`."""
+    """Holds dispatch and pauses the engines, until `resume`; a pause that fails ends at once."""
     engines = state.engines()
     held = PAUSE in state.holds
     holding = asyncio.create_task(state.holds.begin(PAUSE))
@@ -29,10 +29,13 @@ async def pause(
         if not held:
             state.holds.end(PAUSE)
         raise
-    state.mode = mode
     body, within_s = body_of(fields, mode=mode), state.timing.quick_call_s
-    replies = await call_all(engines, "POST", "/pause_generation", body, within_s)
-    return CallResult.of(replies)
+    result = CallResult.of(await call_all(engines, "POST", "/pause_generation", body, within_s))
+    if not result.failed:
+        state.mode = mode
+    elif not held:  # its caller does not continue what was not paused
+        await resume(state, {})
+    return result
 
 
 async def resume(state: FleetState, fields: Fields) -> CallResult:

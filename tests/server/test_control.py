@@ -70,6 +70,20 @@ async def test_a_pause_that_an_engine_does_not_answer_is_one_of_the_others(
     assert not it.service.backend.holds, "the driver continues whatever the engines reply"
 
 
+async def test_a_pause_that_an_engine_refuses_pauses_none(it: Served, fakes: Fakes) -> None:
+    fakes[1].refused["/pause_generation"] = 500
+    status, answer = await it.post("/pause_generation", mode="retract")
+    assert (status, answer["success"]) == (500, False)
+    assert not it.service.backend.holds
+    assert [fake.paused for fake in fakes] == [None, None]
+    fakes[1].refused.clear()
+    assert (await it.post("/pause_generation", mode="retract"))[0] == 200
+    fakes[1].refused["/pause_generation"] = 500
+    assert (await it.post("/pause_generation", mode="retract"))[0] == 500
+    assert it.service.backend.holds, "the pause of before lasts"
+    assert (await it.post("/continue_generation"))[0] == 200
+
+
 class Hung(FakeSGLang):
     """A fake that answers no pause."""
 
