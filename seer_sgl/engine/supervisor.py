@@ -29,7 +29,8 @@ class _Supervised:
         self.start = start
         self.kv_tokens = info.max_total_num_tokens
         self.restarts = Restarts(f"engine {info.server_id}", incidents, timing.restart_most_s)
-        self.starting: asyncio.Task[None] | None = None
+        self.starting: asyncio.Task[None] | None = None  # also its end, in quarantine
+        self.given_up = False  # it is quarantined, and what was left of it was ended
 
     @property
     def phase(self) -> ServerPhase:
@@ -113,6 +114,8 @@ class EngineSupervisor:
                         continue
                     if is_due(kept.restarts, kept.exit_reason, loop.time()):
                         kept.starting = tasks.create_task(self._start(kept))
+                    elif kept.restarts.quarantine is not None and not kept.given_up:
+                        kept.starting = tasks.create_task(self._give_up(kept))
 
     async def _start(self, kept: _Supervised) -> None:
         loop, restarts = asyncio.get_running_loop(), kept.restarts
@@ -128,5 +131,13 @@ class EngineSupervisor:
         except (EngineStartError, ConfigError, OSError) as error:  # OSError: no descriptor, no fork
             why = str(error).partition("\n")[0].rstrip(":")
             restarts.ended(why, loop.time(), ready=False)
+        finally:
+            kept.starting = None
+
+    async def _give_up(self, kept: _Supervised) -> None:
+        """Ends a server that is not restarted: it may hang, and would keep its place and memory."""
+        kept.given_up = True
+        try:
+            await self._launcher.stop(kept.server_id)
         finally:
             kept.starting = None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from seer_sgl import Rollout
@@ -144,6 +145,20 @@ async def test_an_engine_that_fails_to_start_is_quarantined_with_the_reason(
     assert last["why"].startswith(f"it failed {restarts.MOST_FAILURES} times in a row; the last")
     assert "ended with status 3 while starting" in last["why"]
     assert any(line.startswith("engine e1 is not restarted: it failed") for line in log_lines)
+
+
+async def test_a_server_that_hangs_and_is_quarantined_is_ended(model: Path, tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    settings = parse(config(model, starts)).fleet
+    async with open_fleet(settings, tmp_path / "logs", RESTARTING) as fleet:
+        engine = fleet.engines[1]
+        for _ in range(restarts.MOST_FAILURES):
+            await until(lambda: engine.server.phase is ServerPhase.RUNNING)
+            engine.end_server("it hung")
+        await until(lambda: engine.server.phase is ServerPhase.QUARANTINED)
+        process = pid_of(starts, engine.info.url)
+        await until(lambda: not psutil.pid_exists(process))
+        assert engine.server.why.endswith("the last time: it hung")
 
 
 async def test_the_rollout_ends_with_the_reason_when_no_engine_can_come_back(
