@@ -63,7 +63,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     link_timeout_s: float = 60.0  # an engine's plugin tries twice a second; a busy machine is slow
     start_remind_s: float = 15.0  # between two log lines about an engine that is not ready
     watch_s: float = 0.5  # between two looks whether a process has ended
-    restart_most_s: float = 30.0  # the longest pause before a process is restarted
+    # The longest pause before a process is restarted: that of as many failures in a row as are
+    # remembered (processes/restarts.py), so that only a smaller value shortens pauses.
+    restart_most_s: float = 8.0
     ray_room_s: float = 10.0  # an engine that Ray has not placed by then has no room for now
     ray_store_s: float = 30.0  # until a node has room for the memory of a store node
 

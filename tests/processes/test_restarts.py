@@ -40,6 +40,17 @@ def test_pauses_double_and_repeated_failures_end_in_quarantine_with_the_last_rea
     assert not restarts.due(now + 1e6)
 
 
+def test_the_longest_pause_is_the_one_before_the_quarantine() -> None:
+    restarts = Restarts("e0", Incidents())
+    for _ in range(MOST_FAILURES):
+        restarts.ended("no GPU", 0.0, ready=False)
+    assert not restarts.due(DEFAULT.restart_most_s - 1.0)
+    before = restarts.quarantine
+    assert not restarts.due(DEFAULT.restart_most_s)
+    assert before is None
+    assert restarts.quarantine is not None
+
+
 def test_a_process_that_worked_for_long_is_started_at_once_for_ever() -> None:
     restarts, now = Restarts("e0", Incidents()), 0.0
     for _ in range(3 * MOST_FAILURES):
