@@ -84,7 +84,7 @@ class RayLauncher(Launcher):
         number, self._starts[engine_id] = self._starts[engine_id], self._starts[engine_id] + 1
         log = self._log_dir / (f"{engine_id}.{number}.log" if number else f"{engine_id}.log")
         instance, timeout_s = uuid.uuid4().hex, self._start_limit_s()
-        room = self._rooms[engine_id] = _Room(self._resources)
+        room = self._rooms[engine_id] = self._new_room(engine_id)
         starting = asyncio.create_task(room.actor.start(log, self._plan, instance, kv_tokens))
         try:
             await self._placed(engine_id, room, starting, first=kv_tokens is None)
@@ -108,6 +108,13 @@ class RayLauncher(Launcher):
         logger.info("engine %s: process %d on %s", engine_id, hosted.pid, hosted.host)
         url = f"http://{hosted.host}:{hosted.port}"
         return EngineStart(engine_id, url, timeout_s, process, instance)
+
+    def _new_room(self, engine_id: str) -> "_Room":
+        """Asks Ray for the resources of a server. Raises EngineDelayed if Ray itself fails."""
+        try:
+            return _Room(self._resources)
+        except RayError as error:
+            raise EngineDelayed(engine_id, f"Ray gives it no place: {first_line(error)}") from error
 
     async def _placed(
         self, engine_id: str, room: "_Room", starting: asyncio.Task[None], *, first: bool
@@ -144,18 +151,26 @@ class RayLauncher(Launcher):
 
 
 class _Room:
-    """The resources of one server on a node of the cluster, reserved or asked for."""
+    """The resources of one server on a node of the cluster, reserved or asked for.
+
+    The constructor raises RayError if Ray itself fails.
+    """
 
     def __init__(self, resources: Mapping[str, float]) -> None:
         named = {**resources}
         self._group: Any = placement_group([dict(resources)], strategy="PACK")
-        self.actor = Actor(
-            EngineHost,
-            num_cpus=named.pop("CPU", 0),
-            num_gpus=named.pop("GPU", 0),
-            resources=named,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, 0),
-        )
+        try:
+            self.actor = Actor(
+                EngineHost,
+                num_cpus=named.pop("CPU", 0),
+                num_gpus=named.pop("GPU", 0),
+                resources=named,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, 0),
+            )
+        except RayError:
+            with contextlib.suppress(RayError):
+                remove_placement_group(self._group)
+            raise
 
     async def reserved(self) -> bool:
         """Returns whether the resources are reserved."""

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from seer_sgl.engine.launch.ray_host import Hosted, Output
+from seer_sgl.errors import EngineDelayed
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.process  # it imports Ray
@@ -102,3 +104,31 @@ async def test_a_room_is_freed_although_the_call_that_leaves_it_is_cancelled(
     await asyncio.wait({restart})
     await launcher.aclose()
     assert {"actor", "group"} <= set(freed)
+
+
+@pytest.mark.parametrize("refused", ["placement_group", "Actor"])
+async def test_an_engine_that_ray_itself_does_not_place_is_delayed_and_leaves_no_reservation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    from ray.exceptions import RaySystemError
+
+    from seer_sgl.engine.launch import ray as ray_launch
+
+    reserved: list[str] = []
+
+    def reserve(*_: Any, **__: Any) -> str:
+        reserved.append("group")
+        return "group"
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RaySystemError("the head is gone")
+
+    monkeypatch.setattr(ray_launch, "placement_group", reserve)
+    monkeypatch.setattr(ray_launch, "PlacementGroupSchedulingStrategy", lambda *_: None)
+    monkeypatch.setattr(ray_launch, "remove_placement_group", reserved.remove)
+    monkeypatch.setattr(ray_launch, refused, refuse)
+    plan: Any = SimpleNamespace(engines=SimpleNamespace(start_limit_s=lambda _: 1.0))
+    launcher = ray_launch.RayLauncher(plan, {"GPU": 1}, tmp_path, 1.0)
+    with pytest.raises(EngineDelayed, match=r"^engine e0: Ray gives it no place: "):
+        await launcher.start("e0")
+    assert not reserved
