@@ -63,11 +63,11 @@ class RayStore(Supervised):
 
     async def _start(self) -> None:
         """Starts a new actor. Raises ConfigError."""
-        self._actor = Actor(
-            StoreHost, num_cpus=0, memory=self._memory, scheduling_strategy="SPREAD"
-        )
-        starting = self._actor.start(self.log, dict(self._settings), dict(self._environment))
         try:
+            self._actor = Actor(
+                StoreHost, num_cpus=0, memory=self._memory, scheduling_strategy="SPREAD"
+            )
+            starting = self._actor.start(self.log, dict(self._settings), dict(self._environment))
             await asyncio.wait_for(starting, self._place_s)
         except TimeoutError as error:
             raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from seer_sgl.engine.launch.ray_host import Hosted, Output
-from seer_sgl.errors import EngineDelayed
+from seer_sgl.errors import ConfigError, EngineDelayed
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.process  # it imports Ray
@@ -132,3 +132,20 @@ async def test_an_engine_that_ray_itself_does_not_place_is_delayed_and_leaves_no
     with pytest.raises(EngineDelayed, match=r"^engine e0: Ray gives it no place: "):
         await launcher.start("e0")
     assert not reserved
+
+
+async def test_a_store_node_that_ray_itself_does_not_start_counts_as_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.exceptions import RaySystemError
+
+    from seer_sgl.engine.launch import ray_stores
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RaySystemError("the head is gone")
+
+    monkeypatch.setattr(ray_stores, "Actor", refuse)
+    store = ray_stores.RayStore(0, {}, {}, memory=1, log_dir=tmp_path, place_s=1.0)
+    with pytest.raises(ConfigError, match=r"^KV pool: store0: .*the head is gone"):
+        await store.start()
+    assert "the head is gone" in (store.exit_reason() or "")
