@@ -30,10 +30,13 @@ class KvWaits:
         return max(self._timing.kv_least_s, tokens / (prefill_tok_s or PREFILL_TOK_S))
 
     def overdue(self, now: float, waiting: Sequence[Chunk], bound_s: float) -> list[Chunk]:
-        """Returns the chunks that have waited for `bound_s`. `waiting`: all that wait now."""
+        """Returns the chunks that have waited for `bound_s`. `waiting`: all that wait now.
+
+        The first of them begins a pause. The others were sent before it: no new trial has failed.
+        """
         self._since = {chunk.rid: self._since.get(chunk.rid, now) for chunk in waiting}
         late = [chunk for chunk in waiting if now - self._since[chunk.rid] >= bound_s]
-        if late:
+        if late and self._resume_at is None:
             self._resume_at = now + self._pause_s
             self._pause_s = min(2 * self._pause_s, self._timing.kv_longest_pause_s)
         return late

@@ -92,6 +92,15 @@ def test_an_engine_reads_again_after_pauses_that_double() -> None:
     assert pauses[-1] == DEFAULT.kv_longest_pause_s
 
 
+def test_chunks_that_are_late_one_after_the_other_cost_one_pause() -> None:
+    waits, (first, second) = KvWaits(), chunks(2)
+    assert waits.overdue(0.0, [first], 5.0) == []
+    assert waits.overdue(1.0, [first, second], 5.0) == []
+    assert waits.overdue(5.0, [first, second], 5.0) == [first]
+    assert waits.overdue(6.0, [second], 5.0) == [second]
+    assert waits.resumes(5.0 + DEFAULT.kv_first_pause_s)
+
+
 READING = Timing(poll_s=0.02, kv_least_s=0.2, kv_notice_s=0.1)
 
 
