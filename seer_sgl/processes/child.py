@@ -212,6 +212,10 @@ class OwnedProcess:
 
     async def stop(self) -> None:
         """Ends the process and its child processes, and removes their shared memory."""
+        if self.exit_status is not None and psutil.pid_exists(self.pid):
+            # Linux uses an id again only when no process of its group is left.
+            shared_memory.remove(self._shared_memory)
+            return
         family = _family(self.pid)
         try:
             self.note_shared_memory()

@@ -9,6 +9,7 @@ import socket
 import sys
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -221,6 +222,18 @@ async def test_a_child_that_ends_while_it_is_being_ended_is_no_error(
     monkeypatch.setattr(psutil.Process, "is_running", lambda _: True)
     await process.stop()
     assert process.exit_status == -signal.SIGTERM
+
+
+@pytest.mark.process
+async def test_a_process_that_has_the_id_of_an_ended_one_is_left_alone(tmp_path: Path) -> None:
+    pipe = asyncio.subprocess.PIPE
+    other = await asyncio.create_subprocess_exec(
+        "cat", stdin=pipe, stdout=pipe, start_new_session=True
+    )
+    ended: Any = SimpleNamespace(pid=other.pid, returncode=0, wait=lambda: asyncio.sleep(0))
+    await OwnedProcess(ended, tmp_path / "log").stop()
+    output, _ = await other.communicate(b"alive")
+    assert output == b"alive"
 
 
 @pytest.mark.process
