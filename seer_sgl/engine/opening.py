@@ -15,7 +15,7 @@ from seer_sgl.config import (
 from seer_sgl.kvpool.hicache import open_pool
 from seer_sgl.link.hub import HubClient, start_hubs
 from seer_sgl.link.server import LinkServer, link_urls, open_link, shared_token
-from seer_sgl.processes.child import LOOPBACK, require_free_port
+from seer_sgl.processes.child import LOOPBACK, hold_ports, require_free_port
 from seer_sgl.processes.restarts import Restarts
 from seer_sgl.timing import Timing
 
@@ -31,7 +31,11 @@ logger = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def open_site(config: FleetConfig, timing: Timing) -> AsyncIterator[Site]:
-    """Opens the place where the engines of a config run. Raises ConfigError."""
+    """Opens the place where the engines of a config run. Raises ConfigError.
+
+    From then on this process holds its ports: other fleets may start on this machine.
+    """
+    hold_ports()
     match config.engines:
         case LocalEngines(cores=cores):
             yield this_machine(config, cores)

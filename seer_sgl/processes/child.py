@@ -65,7 +65,8 @@ def _is_free(port: int, host: str) -> bool:
 def hold_ports() -> None:
     """Keeps the ports of `free_port` from all processes of this machine that called this too.
 
-    Each process starts one server of many: without it, two of them may choose one port.
+    The processes of two fleets start servers, and each actor of a Ray cluster one of many: without
+    it, two of them may choose one port.
     """
     global _held  # noqa: PLW0603 (of the process, as _given)
     if _held is None:

@@ -20,10 +20,12 @@ from seer_sgl.engine.launch import local, server
 from seer_sgl.engine.launch.launcher import EngineProcess, EngineStart, Launcher
 from seer_sgl.engine.launch.process import require_model
 from seer_sgl.engine.launch.standalone import exec_engine
+from seer_sgl.engine.opening import open_site
 from seer_sgl.engine.session import open_session
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.link import contract
 from seer_sgl.link.server import LinkServer
+from seer_sgl.processes import child
 from seer_sgl.processes.child import free_port
 from seer_sgl.timing import DEFAULT, Timing
 from tests.engine.fake_launched import ASKED
@@ -45,6 +47,20 @@ def config(model: Path, mode: str, **engines: Any) -> FleetConfig:
         "engines": {"count": 2, "sglang": {"mode": mode}, **engines},
     }
     return parse(tree).fleet
+
+
+async def test_two_fleets_on_one_machine_choose_different_ports(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "_held", None)
+    async with open_site(config(model, "serve"), DEFAULT):
+        port = free_port()
+        monkeypatch.setattr(child, "PORTS", range(port, port + 1))
+        monkeypatch.setattr(child, "_given", set())  # as in the process of another fleet
+        with pytest.raises(ConfigError, match="no free port"):
+            free_port()
+    assert child._held
+    os.close(child._held.pop())
 
 
 async def test_engines_start_together_pinned_and_are_gone_at_the_end(
