@@ -15,6 +15,7 @@ from tests.rollout.fakes import Fakes, JournalNow, fakes, journal_now, rolled
 
 from .helpers import Served, served_config, whole
 from .rollout_client import SEED, assert_exact, get, groups_of, prompts, rollout
+from .scrape import scraped
 
 LIMIT = 40
 N = 2
@@ -94,6 +95,20 @@ async def test_a_complete_rollout_is_delivered_again_without_a_chunk(tmp_path: P
         assert_whole(lines, it.servers[0])
         assert groups_of(lines) == first
         assert len(it.seeds()) == calls
+
+
+async def test_restored_samples_do_not_end_again_in_the_metrics(tmp_path: Path) -> None:
+    async with fakes() as it, server(it, tmp_path) as served:
+        for _ in range(2):
+            async with rollout(served, GROUPS, journal="step-1") as stream:
+                assert_whole(await stream.rest(), it.servers[0])
+            await unlocked(tmp_path / "step-1")
+        now = await scraped(served)
+    samples = len(GROUPS) * N
+    assert now.sum("seer_requests_ended_total") == samples
+    assert now("seer_request_seconds_count", kind="rollout") == samples
+    assert now("seer_rollout_tail_seconds_count") == 2
+    assert now.sum("seer_requests") == now("seer_groups_in_progress") == 0
 
 
 async def test_with_a_target_restored_groups_count_first(tmp_path: Path) -> None:

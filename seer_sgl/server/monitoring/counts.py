@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from seer_sgl.engine_types import EngineInfo, EngineLoad
 from seer_sgl.report.counts import FleetCounts
-from seer_sgl.types import Chunk, ChunkResult, Failure, Group, Request, Sample
+from seer_sgl.types import Chunk, ChunkResult, Failure, Group, Request, RequestState, Sample
 
 from .histories import FleetHistory
 from .latency import Latencies
@@ -31,7 +31,8 @@ class ServerCounts(FleetCounts):
 
     `unfinished`: requests by uid, in the order of submission; `started`: those with a chunk, in the
     order of their first one; `running`: the engine of each request's chunk in flight. `ends`:
-    requests that have ended, by finish reason or by why their group was given up.
+    requests that have ended, by finish reason or by why their group was given up. A request that a
+    journal has restored complete only counts in the tail of its rollout.
     """
 
     def __init__(self, engines: Iterable[EngineInfo], latencies: Latencies) -> None:
@@ -60,13 +61,12 @@ class ServerCounts(FleetCounts):
         if not requests:
             return
         group = requests[0].group
-        entry = self.groups.get(group.uid)
-        if entry is None:
-            self.groups[group.uid] = GroupInProgress(group, len(requests))
-        else:
-            entry.unfinished += len(requests)
-        self.unfinished.update((request.uid, request) for request in requests)
-        self.latencies.submitted(requests)
+        unfinished = [r for r in requests if r.state is not RequestState.FINISHED]
+        if unfinished:
+            entry = self.groups.setdefault(group.uid, GroupInProgress(group, 0))
+            entry.unfinished += len(unfinished)
+        self.unfinished.update((request.uid, request) for request in unfinished)
+        self.latencies.submitted(unfinished)
         name = group.uid.removesuffix(f"/{group.group_id}")  # driver/groups.py
         self.tails.submitted(group.caller, len(requests), name)
 
@@ -96,13 +96,14 @@ class ServerCounts(FleetCounts):
     @override
     def finished(self, request: Request, sample: Sample) -> None:
         now = clock()
-        self._end(request)
+        self.tails.finished(request.group.caller, now)
+        if not self._end(request):  # restored: it ended in an earlier run
+            return
         reason: str = request.finish_reason or "abort"
         if request.failure is not None:
             reason = request.failure.kind.value
         unread = request.passthrough is not None and reason != "abort"
         self.ends[PASSTHROUGH if unread else reason] += 1
-        self.tails.finished(request.group.caller, now)
         self.latencies.finished(request, now)
 
     @override
