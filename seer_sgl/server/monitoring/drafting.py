@@ -2,6 +2,8 @@
 
 import asyncio
 
+import msgspec
+
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.report import draft_report
 from seer_sgl.report.draft_report import FleetDraftCounters
@@ -40,7 +42,10 @@ class DraftReader:
             for engine in self._fleet.engines
             if engine.info.draft_tokens > 0 and engine.info.engine_id in serving
         ]
-        self._newest = await draft_report.read(drafters, self._fleet.drafts)
+        newest = await draft_report.read(drafters, self._fleet.drafts)
+        if newest.hub is None:  # a counter that falls to 0 and comes back counts twice in a rate
+            newest = msgspec.structs.replace(newest, hub=self._newest.hub)
+        self._newest = newest
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._task = None
