@@ -116,15 +116,15 @@ async def audit(
     async with open_session(os.environ.get(API_KEY)) as session:
         client = AuditClient(session, request.engine, timing)
         served = await client.served()
-        weights = provenance(file.samples, served, _engines_of(request.path))
         logger.info("server: %s", served.description())
-        differ = weights.other_samples or weights.same_digest is False
-        logger.log(logging.WARNING if differ else logging.INFO, "%s", weights.line)
         chosen = plan(file, served, request.budget)
         if not chosen.samples:  # an audit of nothing would pass
             left_out = ", ".join(f"{count} {reason}" for reason, count in chosen.left_out.items())
             why = f"no sample can be audited ({left_out or 'none chosen'})"
             raise ConfigError(f"{request.path}: {why}")
+        weights = provenance(chosen.samples, served, _engines_of(request.path))
+        differ = weights.other_samples or weights.same_digest is False
+        logger.log(logging.WARNING if differ else logging.INFO, "%s", weights.line)
         for line in _left_out(file, chosen):
             logger.info("%s", line)
         largest = max(sample.largest_id for sample in chosen.samples)

@@ -122,6 +122,14 @@ async def test_other_weights_are_named_first(tmp_path: Path) -> None:
     assert report["exceeded"] == ["versions: 8, more than 0"]
 
 
+async def test_the_weights_of_samples_beyond_the_budget_do_not_count(tmp_path: Path) -> None:
+    fake = ScoringSGLang(shift=0.02, weight_version="v2")
+    report = await audited(tmp_path, lines(), fake, fail=("versions=0",), budget=1000)
+    assert report["weights"]["other_samples"] == report["samples"] == 3
+    assert report["findings"][0].startswith("other weights: 3 of 3 samples")
+    assert report["exceeded"] == ["versions: 3, more than 0"]
+
+
 async def test_a_digest_beside_the_samples_is_compared(tmp_path: Path) -> None:
     engines = [{"weights": "another", "sglang_version": "0.5.21"}]
     (tmp_path / "report.json").write_text(json.dumps({"engines": engines}))
