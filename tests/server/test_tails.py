@@ -1,12 +1,17 @@
 """The tails of rollouts, and the history of the fleet. Pure."""
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from seer_sgl.engine_types import EngineLoad
 from seer_sgl.report.report import tail_begin
 from seer_sgl.server.generation import CALLER
+from seer_sgl.server.monitoring.counts import ServerCounts
 from seer_sgl.server.monitoring.histories import CELLS, GAP_CELLS, FleetHistory
+from seer_sgl.server.monitoring.latency import Latencies
 from seer_sgl.server.monitoring.tails import Tails
+from seer_sgl.types import Failure, FailureKind
+from tests.helpers import made_sample, make_group
 
 
 @pytest.mark.parametrize("requests", [1, 2, 9, 10, 11, 64, 100])
@@ -32,6 +37,23 @@ def test_a_tail_begins_when_a_tenth_is_left_and_ends_when_more_groups_come() -> 
     assert tails.longest_s(100.0) == 92.0
     tails.submitted("run", 10, "name")
     assert tails.longest_s(100.0) == 0.0
+
+
+def test_requests_of_a_group_that_was_given_up_are_not_waited_for() -> None:
+    counts = ServerCounts([], Latencies(CollectorRegistry()))
+    lost, other = make_group("lost", n=10), make_group("other", n=10)
+    for group in (lost, other):
+        group.caller = "run"
+        counts.submitted(group.requests, 0.0)
+    counts.closed(lost, Failure(FailureKind.LOST, "it failed"))
+    for request in other.requests[:9]:
+        request.finish("stop", None, 0.0)
+        counts.finished(request, made_sample(request))
+    (rollout,) = counts.tails.rollouts.values()
+    assert rollout.submitted == 10
+    tail_s = counts.tails.longest_s(rollout.finished[-1] + 5.0)
+    assert tail_s == pytest.approx(5.0)
+    assert counts.ends == {"lost": 10, "stop": 9}
 
 
 def test_single_requests_and_rollouts_without_a_finished_request_have_no_tail() -> None:

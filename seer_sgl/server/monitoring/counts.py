@@ -109,9 +109,9 @@ class ServerCounts(FleetCounts):
     @override
     def closed(self, group: Group, failure: Failure | None) -> None:
         if failure is not None:
-            for request in group.requests:
-                if self._end(request):
-                    self.ends[failure.kind.value] += 1
+            given_up = sum(map(self._end, group.requests))
+            self.ends[failure.kind.value] += given_up
+            self.tails.gave_up(group.caller, given_up)
         self.groups.pop(group.uid, None)
 
     @override

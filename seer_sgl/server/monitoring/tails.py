@@ -10,7 +10,8 @@ from seer_sgl.server.generation import CALLER
 
 
 class RolloutProgress(msgspec.Struct):
-    """A rollout in progress: its requests, and when some of them finished, ascending."""
+    """A rollout in progress. `submitted`: its requests without those that were given up with their
+    group; `finished`: when some of them finished, ascending."""
 
     caller: str
     name: str
@@ -45,6 +46,11 @@ class Tails:
         """Adds a finished request."""
         if caller in self.rollouts:
             self.rollouts[caller].finished.append(now)
+
+    def gave_up(self, caller: str, requests: int) -> None:
+        """Removes unfinished requests whose group was given up."""
+        if caller in self.rollouts:
+            self.rollouts[caller].submitted -= requests
 
     def ended(self, caller: str) -> None:
         """Ends a rollout."""
