@@ -27,16 +27,21 @@ def draw_arms(rows: Sequence[Row], arms: Sequence[Arm], path: Path) -> list[Path
             for figure_name in ("throughput_tok_s", "tail_s")
         )
         best = max(range(len(drawn)), key=lambda place: left[place].value)
+        finding = f"{left[best].value:.2f} times the throughput of pinned groups"
+        if right[best].rounds:
+            finding += f", {_tail(right[best].value)}"
         headline(
             figure,
-            f"{_words(drawn[best])}: {left[best].value:.2f} times the throughput of pinned groups, "
-            f"{_tail(right[best].value)}",
+            f"{_words(drawn[best])}: {finding}",
             "Bars: medians of all rounds. Dots: every round.",
         )
-        panels = figure.subplots(1, 2, sharey=True)
+        panels = [(left, "throughput")]
+        if any(bar.rounds for bar in right):  # few requests have no tail
+            panels.append((right, "tail"))
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         names = [arm.label for arm in drawn]
-        draw_bars(panels[0], names, left, "throughput, multiples of pinned groups")
-        draw_bars(panels[1], names, right, "tail, multiples of pinned groups")
+        for axis, (bars, figure_name) in zip(axes, panels, strict=True):
+            draw_bars(axis, names, bars, f"{figure_name}, multiples of pinned groups")
         paper_legend(figure, "the paper, Qwen2-VL-72B")
         return save(figure, path)
 

@@ -39,3 +39,19 @@ def test_bars_are_the_medians_over_all_rounds(
     widths = [bar.get_width() for bar in throughput.patches]
     assert widths == [1.0, 3.0], "the baseline, and seer"
     assert list(throughput.lines[-1].get_xdata()) == [3.0, 3.2, 1.0], "every round is a dot"
+
+
+def test_rounds_without_a_tail_have_no_panel_of_tails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, _: drawn.append(figure))
+    short = [
+        row(arm, 0, throughput_tok_s=speed, tail_s=0.0)
+        for arm, speed in (("group_round_robin", 100.0), ("seer", 150.0))
+    ]
+    draw_arms(short, ARMS, tmp_path / "arms")
+    (figure,) = drawn
+    assert len(figure.axes) == 1
+    finding, *_ = (text.get_text() for text in figure.texts)
+    assert finding.endswith("1.50 times the throughput of pinned groups")
