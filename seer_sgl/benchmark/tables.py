@@ -107,13 +107,15 @@ def _environment(report: dict[str, Any]) -> str:
     gpus = ", ".join(machine["gpus"]) or "no GPU"
     sampling, rollout = canonical(config["sampling"]), config["rollout"]
     source = config["bench"]["workload"] or rollout["prompts"]
+    prompts = f"{rollout['max_prompts'] or 'All'} prompts"
+    if config["bench"]["workload"] is None:  # the groups of a trace have their own sizes
+        prompts += f" x {rollout['n_samples_per_prompt']}"
     seeds = {row["round"]: row["seed"] for row in report["rounds"]}
     return (
         f"{machine['date']}, commit {machine['commit'] or 'unknown'}; {machine['cpu']}, "
         f"{machine['cores']} cores, {machine['memory_gb']} GB, "
         f"{gpus}; Python {machine['python']}, {packages}.\n\n"
-        f"{rollout['max_prompts'] or 'All'} prompts x {rollout['n_samples_per_prompt']} of "
-        f"`{source}`, temperature {sampling['temperature']:g}, at most "
+        f"{prompts} of `{source}`, temperature {sampling['temperature']:g}, at most "
         f"{sampling['max_new_tokens']} tokens; "
         f"engines: {_engines(config)}; "
         f"{len(seeds)} rounds, seeds {list(dict.fromkeys(seeds.values()))} in turn."

@@ -137,3 +137,7 @@ def test_the_page_has_every_arm_and_the_papers_figures() -> None:
     assert "no GPU" in page
     assert "their median is taken over all rounds" in page
     assert "torch" not in page
+    assert "\n4 prompts x 2 of `p.jsonl`, " in page
+    traced = config | {"bench": {"workload": "trace.jsonl"}}
+    page = markdown(report | {"config": traced})
+    assert "\n4 prompts of `trace.jsonl`, " in page, "a trace has its own groups"
