@@ -1,6 +1,7 @@
 """OpenRLHF's sample generator, which hands the prompts of a batch over together."""
 
 import itertools
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,9 @@ class SeerSamplesGenerator(SamplesGenerator):
         self._over_sampling = current_flags().over_sampling
         self._progress = Progress()
         self._progress.join(self.prompts_dataloader)
+        # Of every run its own: a server may still have a rollout of a trainer that was lost, and
+        # Ray gives the first run of every cluster the same job id.
+        self._run = uuid.uuid4().hex[:8]
         self._names = itertools.count()
         self._places = itertools.count()  # of prompts, in a batch
         self._ahead: Ahead | None = None  # of the batch in progress
@@ -105,7 +109,7 @@ class SeerSamplesGenerator(SamplesGenerator):
         return self._ahead
 
     def _begin(self, seed: int) -> None:
-        name = f"openrlhf-{ray.get_runtime_context().get_job_id()}-{next(self._names)}"
+        name = f"openrlhf-{self._run}-{next(self._names)}"
         self._places = itertools.count()
         ray.get(self._front.open_batch.remote(name, seed))
 

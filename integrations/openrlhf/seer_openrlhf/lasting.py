@@ -8,7 +8,6 @@ weights of before and after such an end.
 
 import asyncio
 import contextlib
-import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -31,8 +30,6 @@ class Lasting(Generator):
         self._server = server
         self._revival = revival
         self._weights = weights
-        # Ray gives every run of this machine the same job id; a journal must be of this one.
-        self._run = uuid.uuid4().hex[:8]
         self._removals: set[asyncio.Task[None]] = set()
 
     async def rollout(self, body: Mapping[str, Any]) -> AsyncGenerator[Json]:
@@ -40,7 +37,7 @@ class Lasting(Generator):
 
         Raises SampleLost if it cannot continue, and ServerError.
         """
-        journal = f"{self._run}-{body['rollout_id']}" if await self._revival.ready() else None
+        journal = body["rollout_id"] if await self._revival.ready() else None
         named = {} if journal is None else {"journal": journal}
         oldest = self._weights.sent
         try:

@@ -70,10 +70,6 @@ class LocalRay:
         """Calls a function on the actors' event loop."""
         self._loop.call_soon_threadsafe(function)
 
-    def get_runtime_context(self) -> Any:
-        """Returns what knows the job's id."""
-        return SimpleNamespace(get_job_id=lambda: "job")
-
     def close(self) -> None:
         """Ends the event loop and what runs on it."""
 

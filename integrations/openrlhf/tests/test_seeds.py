@@ -82,3 +82,10 @@ def test_the_checkpoint_counts_the_batches_of_the_training_only() -> None:
         run.evaluate()
         run.batch()
         assert names(run) == {"batches": 1, "left_over": []}
+
+
+def test_rollouts_of_two_runs_have_different_names_and_the_same_samples() -> None:
+    setups = [Setup(), Setup()]
+    assert run_of(setups[0]) == run_of(setups[1])
+    ids = [body["rollout_id"] for setup in setups for body in setup.fleet.rollouts]
+    assert len(ids) == len(set(ids)) == 4
