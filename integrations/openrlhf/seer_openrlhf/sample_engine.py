@@ -1,5 +1,6 @@
 """What one executor takes for its engine."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from .outputs import Decode, Output, output, parameters
 class SampleEngine:
     """The engine of one executor: it knows the sample's place in the batch.
 
-    `figures` are of all its responses.
+    `figures` are of all its responses. It is made on the event loop of the batch; requests may come
+    from another thread's, as those of executors that serve HTTP to their agents do.
     """
 
     def __init__(self, batch: Batch, group_id: str, index: int, decode: Decode) -> None:
@@ -21,6 +23,7 @@ class SampleEngine:
         self._index = index
         self._decode = decode
         self._turns = 0
+        self._loop = asyncio.get_running_loop()
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling_params: Any, multi_modal_data: Any = None
@@ -28,6 +31,13 @@ class SampleEngine:
         """Returns the response to a prompt. Raises SampleLost or ServerError."""
         if multi_modal_data:
             raise ValueError("prompts with images are not supported")
+        response = self._response(prompt_token_ids, sampling_params)
+        if asyncio.get_running_loop() is self._loop:
+            return await response
+        # The batch and the client's connections belong to their loop.
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(response, self._loop))
+
+    async def _response(self, prompt_token_ids: Sequence[int], sampling_params: Any) -> Output:
         ids, params = list(prompt_token_ids), parameters(sampling_params)
         if not ids:
             raise ValueError("the prompt has no tokens")

@@ -1,6 +1,7 @@
 """A batch of executors: whole groups go together, and each executor gets its own sample."""
 
 import asyncio
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import pytest
@@ -60,3 +61,19 @@ async def test_an_image_is_refused() -> None:
     (engine,) = engines(batch_of(FakeClient()), "0", 1)
     with pytest.raises(ValueError, match="images"):
         await engine.generate([5], params(), multi_modal_data={"image": [1]})
+
+
+async def test_an_executor_may_ask_from_the_event_loop_of_another_thread() -> None:
+    class OnOneLoop(FakeClient):
+        """Records the event loops of its rollouts: a client's connections belong to one."""
+
+        async def rollout(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+            loops.append(asyncio.get_running_loop())
+            async for event in super().rollout(body):
+                yield event
+
+    loops: list[asyncio.AbstractEventLoop] = []
+    (engine,) = engines(batch_of(OnOneLoop()), "0", 1)
+    found = await asyncio.to_thread(asyncio.run, engine.generate([5], params()))
+    assert found.outputs[0].token_ids
+    assert loops == [asyncio.get_running_loop()]
