@@ -17,6 +17,9 @@ UNSUPPORTED = (
     "prompt_logprobs",
     "structured_outputs",
 )
+# Parameters with which vLLM returns more: several responses, and the most likely other tokens. Here
+# there are one response and the tokens that were sampled.
+MORE_THAN_ONE = ("n", "logprobs")
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,10 @@ def parameters(wanted: Any) -> Json:
     for name in UNSUPPORTED:
         if getattr(wanted, name, None):
             raise ValueError(f"sampling parameter {name}: is not supported")
+    for name in MORE_THAN_ONE:
+        value = getattr(wanted, name, None)
+        if value not in (None, 0, 1):
+            raise ValueError(f"sampling parameter {name}: {value} is not supported, only 1 is")
     stop = getattr(wanted, "stop", None) or []
     return {
         "temperature": wanted.temperature,

@@ -47,3 +47,14 @@ def test_an_agents_own_parameters_reach_the_engine() -> None:
 def test_a_parameter_without_a_counterpart_is_an_error() -> None:
     with pytest.raises(ValueError, match="sampling parameter logit_bias: is not supported"):
         parameters(params(logit_bias={5: -1.0}))
+
+
+@pytest.mark.parametrize(("name", "value"), [("n", 4), ("logprobs", 5), ("logprobs", -1)])
+def test_more_than_one_response_or_token_is_an_error(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"^sampling parameter {name}: {value} is not supported"):
+        parameters(params(**{name: value}))
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 1])
+def test_the_log_probabilities_of_sampled_tokens_are_no_error(logprobs: int | None) -> None:
+    assert parameters(params(n=1, logprobs=logprobs)) == parameters(params())
