@@ -54,7 +54,7 @@ async def _release(
             return idle
     body = body_of(fields, tags=tags)
     reply = await call(engine, "POST", "/release_memory_occupation", body)
-    if reply.ok:
+    if reply.ok or reply.late:  # a late one may release it any time: nothing is sent until `resume`
         released.update(tags)
     return reply
 

@@ -215,7 +215,7 @@ async def rename(
     async with state.holds.during(UPDATE):
         replies = await call_all(engines, "POST", "/update_weight_version", body)
         updated = succeeded(engines, replies)
-        if state.session is not None:
+        if updated and state.session is not None:
             state.session.version = version
         elif updated:
             stale = state.driver.stale

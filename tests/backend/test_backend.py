@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
+from seer_sgl.backend.calls import limited
 from seer_sgl.backend.groups import TrainerGroup
 from seer_sgl.backend.replies import CallResult, EngineReply, EnginesFailed
 from seer_sgl.backend.weights import WeightUpdate
@@ -93,6 +94,32 @@ async def test_an_update_that_every_engine_refuses_changes_nothing(
     assert "e0: refused" in said.message and "e1: refused" in said.message
     assert not it.service.driver.stale
     check(await generating(it), fakes, "v1")
+
+
+class LateRelease(FakeSGLang):
+    """An engine that releases its memory when it may, and answers then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = asyncio.Event()
+
+    @override
+    async def release(self, fields: dict[str, Any]) -> Any:
+        await self.may.wait()
+        return await super().release(fields)
+
+
+async def test_memory_that_an_engine_may_release_later_is_resumed() -> None:
+    fake = LateRelease()
+    async with served(fake) as it:
+        backend = it.service.backend
+        with pytest.raises(EnginesFailed, match="no answer"), limited(0.05):
+            await backend.release_memory(["kv_cache"])
+        fake.may.set()
+        await until(lambda: fake.released)
+        assert backend.holds, "nothing is sent to an engine without its memory"
+        await backend.resume_memory()
+        assert not fake.released and not backend.holds and fake.died is None
 
 
 class HalfWay(FakeSGLang):

@@ -44,6 +44,19 @@ async def test_a_name_does_not_bring_an_engine_back_that_missed_an_update(
     assert list(it.service.driver.stale) == ["e1"]
 
 
+async def test_a_name_that_every_engine_refuses_is_not_that_of_the_open_update(
+    it: Served, fakes: Fakes
+) -> None:
+    assert (await it.post("/begin_weight_update"))[0] == 200
+    fields = {"serialized_named_tensors": [A, B], "weight_version": "v2"}
+    assert (await it.post(TENSOR, flush_cache=False, **fields))[0] == 200
+    for fake in fakes:
+        fake.refused["/update_weight_version"] = 400
+    assert (await it.post("/update_weight_version", new_version="v3"))[0] == 400
+    assert (await it.post("/end_weight_update"))[0] == 200
+    assert not it.service.driver.stale
+
+
 @pytest.mark.parametrize("fault", ["refused", "restarted"])
 async def test_an_engine_that_lacks_one_bucket_of_a_pause_is_stale_until_all_weights_come(
     it: Served, fakes: Fakes, fault: str
