@@ -26,6 +26,7 @@ class SglModelConfig(Protocol):
     hf_text_config: Any
     quantization: str | None
     model_is_mrope: bool
+    is_local_attention_model: bool
     is_image_understandable_model: bool
 
 

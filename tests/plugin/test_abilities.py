@@ -6,7 +6,14 @@ import pytest
 
 from seer_sgl.plugin.speculation.abilities import Verifier, obstacle, verifies_trees
 
-DENSE = Verifier(gpu=True, backend="triton", deterministic=False, window=False, recurrent=False)
+DENSE = Verifier(
+    gpu=True,
+    backend="triton",
+    deterministic=False,
+    window=False,
+    recurrent=False,
+    chunked=False,
+)
 CPU = DENSE._replace(gpu=False, backend="torch_native")
 
 
@@ -47,3 +54,14 @@ def test_a_window_that_is_verified_wrongly_names_the_key(changes: dict[str, Any]
     problem = obstacle(DENSE._replace(window=True, **changes)) or ""
     assert "sliding window" in problem
     assert FA3 in problem
+
+
+@pytest.mark.parametrize("backend", ["fa3", "fa4"])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_chunks_that_a_graph_of_drafts_ignores_are_refused(
+    backend: str, deterministic: bool
+) -> None:
+    llama4 = DENSE._replace(backend=backend, deterministic=deterministic, window=True, chunked=True)
+    problem = obstacle(llama4) or ""
+    assert f"{backend} verifies drafts of a model that attends within chunks wrongly" in problem
+    assert "set draft.scope: none" in problem

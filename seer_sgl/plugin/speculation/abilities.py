@@ -11,13 +11,15 @@ from seer_sgl.plugin.sglang_types import SglModelRunner
 from .shapes import has_state, has_window, on_gpu
 
 TREE_BACKENDS = frozenset({"torch_native", "triton", "flashinfer"})  # others ignore a draft's mask
+CHUNKED = frozenset({"fa3", "fa4"})  # they attend within chunks, but not in a graph of drafts
 
 
 class Verifier(NamedTuple):
     """The part of an engine that verifies drafts.
 
     backend: of the attention of verifications. window, recurrent: whether the model has layers with
-    a sliding window, or with a state.
+    a sliding window, or with a state. chunked: whether layers attend within chunks of the context
+    (Llama 4).
     """
 
     gpu: bool
@@ -25,6 +27,7 @@ class Verifier(NamedTuple):
     deterministic: bool
     window: bool
     recurrent: bool
+    chunked: bool
 
 
 def verifies_trees(verifier: Verifier) -> bool:
@@ -41,8 +44,15 @@ def obstacle(verifier: Verifier) -> str | None:
 
     With a sliding window, flashinfer reads the KV at the beginning of the context, and Triton's
     kernel of deterministic inference reads the rows of a mask at the wrong place
-    (`extend_attention_fwd_unified`).
+    (`extend_attention_fwd_unified`). FlashAttention's CUDA graphs hold the chunks of a decode step
+    only (`_maybe_update_local_attn_metadata_for_capture`): in a graph that verifies, all layers
+    attend to the whole context.
     """
+    if verifier.gpu and verifier.chunked and verifier.backend in CHUNKED:
+        return (
+            f"{verifier.backend} verifies drafts of a model that attends within chunks wrongly; "
+            "set draft.scope: none"
+        )
     wrong = verifier.backend == "flashinfer" or (
         verifier.backend == "triton" and verifier.deterministic
     )
@@ -67,4 +77,5 @@ def verifier_of(runner: SglModelRunner) -> Verifier:
         deterministic=get_exec().deterministic.enable_deterministic_inference,
         window=has_window(runner),
         recurrent=has_state(runner),
+        chunked=runner.model_config.is_local_attention_model,
     )
