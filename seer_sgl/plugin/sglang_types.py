@@ -456,6 +456,7 @@ class SglModelRunner(Protocol):
     prefill_attention_backend_str: str
     decode_attention_backend_str: str
     sliding_window_size: int | None
+    use_mla_backend: bool
     sampler: Callable[..., torch.Tensor]
 
     def forward(self, forward_batch: Any, /) -> SglForward: ...

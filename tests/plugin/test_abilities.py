@@ -13,6 +13,7 @@ DENSE = Verifier(
     window=False,
     recurrent=False,
     chunked=False,
+    latent=False,
 )
 CPU = DENSE._replace(gpu=False, backend="torch_native")
 
@@ -25,7 +26,9 @@ FA3 = "engines.sglang.attention-backend: fa3"
     [
         (DENSE, True),
         (DENSE._replace(deterministic=True), True),
+        (DENSE._replace(latent=True), True),
         (DENSE._replace(backend="flashinfer"), True),
+        (DENSE._replace(backend="flashinfer", latent=True), False),
         (DENSE._replace(backend="fa3"), False),
         (DENSE._replace(backend="fa3", window=True, deterministic=True), False),
         (DENSE._replace(window=True), False),

@@ -19,7 +19,7 @@ class Verifier(NamedTuple):
 
     backend: of the attention of verifications. window, recurrent: whether the model has layers with
     a sliding window, or with a state. chunked: whether layers attend within chunks of the context
-    (Llama 4).
+    (Llama 4). latent: whether its KV is that of multi-head latent attention.
     """
 
     gpu: bool
@@ -28,11 +28,15 @@ class Verifier(NamedTuple):
     window: bool
     recurrent: bool
     chunked: bool
+    latent: bool
 
 
 def verifies_trees(verifier: Verifier) -> bool:
     """Returns whether a node attends to its ancestors only; if not, drafts must be chains."""
     if verifier.backend not in TREE_BACKENDS:
+        return False
+    # For latent attention flashinfer has another kernel, to which SGLang passes no mask.
+    if verifier.latent and verifier.backend == "flashinfer":
         return False
     # On a GPU, the positions of a window are those of the nodes' numbers, not of their depths, and
     # recurrent layers run through all nodes in a row.
@@ -78,4 +82,5 @@ def verifier_of(runner: SglModelRunner) -> Verifier:
         window=has_window(runner),
         recurrent=has_state(runner),
         chunked=runner.model_config.is_local_attention_model,
+        latent=runner.use_mla_backend,
     )
