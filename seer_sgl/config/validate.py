@@ -25,6 +25,8 @@ EXPERTS = "enable-return-routed-experts"
 NOT_WITH_DRAFTS = {
     "enable-dp-attention": False,
     "enable-return-hidden-states": False,
+    "enable-two-batch-overlap": False,
+    "enable-pdmux": False,
     **dict.fromkeys(PIPELINE_PARALLEL, 1),
 }
 # SGLang flags that the KV pool sets.

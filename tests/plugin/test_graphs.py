@@ -7,7 +7,7 @@ import pytest
 
 from seer_sgl.link.contract import ALGORITHM
 from seer_sgl.plugin.speculation import graphs
-from seer_sgl.plugin.speculation.algorithm import refuse_recapture
+from seer_sgl.plugin.speculation.algorithm import refuse_recapture, refused_flags
 from seer_sgl.plugin.speculation.graphs import few_wide_graphs, graph_bytes, most_nodes, widths
 
 from .stand_ins import replace_module
@@ -74,3 +74,26 @@ def test_a_drafting_engine_does_not_capture_graphs_again(
     request = SimpleNamespace(recapture_cuda_graph=again)
     answer = refuse_recapture(lambda *_: SimpleNamespace(message=None), updater, request)
     assert answer.message == message
+
+
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        ({}, []),
+        ({"enable_dp_attention": True}, ["enable-dp-attention"]),
+        ({"pp_size": 2}, ["pp-size"]),
+        ({"disaggregation_mode": "decode"}, ["disaggregation-mode"]),
+        ({"enable_return_hidden_states": True}, ["enable-return-hidden-states"]),
+        ({"enable_two_batch_overlap": True}, ["enable-two-batch-overlap"]),
+        ({"enable_pdmux": True}, ["enable-pdmux"]),
+    ],
+)
+def test_flags_that_break_our_steps_are_named(given: dict[str, Any], flags: list[str]) -> None:
+    usual = {
+        "enable_dp_attention": False,
+        "pp_size": 1,
+        "disaggregation_mode": "null",
+        "enable_return_hidden_states": False,
+    }
+    args: Any = SimpleNamespace(**{**usual, **given})
+    assert list(refused_flags(args)) == flags

@@ -5,7 +5,7 @@ the target. The drafter and the verification are different (worker.py).
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from typing_extensions import override
@@ -59,16 +59,8 @@ def register(status: DraftStatus) -> None:
         def handle_server_args(self, server_args: SglServerArgs) -> None:
             from sglang.srt.environ import envs
 
-            # The same settings as for SGLang's own n-gram drafting.
-            refused = {
-                "enable-dp-attention": server_args.enable_dp_attention,
-                "pp-size": server_args.pp_size > 1,
-                "disaggregation-mode": server_args.disaggregation_mode != "null",
-                "enable-return-hidden-states": server_args.enable_return_hidden_states,
-            }
-            for flag, given in refused.items():
-                if given:
-                    raise ValueError(f"--{flag}: not with --speculative-algorithm {ALGORITHM}")
+            for flag in refused_flags(server_args):
+                raise ValueError(f"--{flag}: not with --speculative-algorithm {ALGORITHM}")
             for variable in REFUSED_VARIABLES:
                 if getattr(envs, variable).get():
                     raise ValueError(f"{variable}: not with --speculative-algorithm {ALGORITHM}")
@@ -96,6 +88,24 @@ def register(status: DraftStatus) -> None:
     SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=GroupedSpeculation)(
         worker
     )
+
+
+def refused_flags(server_args: SglServerArgs) -> Iterator[str]:
+    """Yields the flags of a server that our steps do not support, as on the command line.
+
+    The first ones are those of SGLang's own n-gram drafting. Two-batch overlap splits a step by
+    fields that only EAGLE's drafts have. PD multiplexing prefills without the worker, so the next
+    step would lack its tokens.
+    """
+    given = {
+        "enable-dp-attention": server_args.enable_dp_attention,
+        "pp-size": server_args.pp_size > 1,
+        "disaggregation-mode": server_args.disaggregation_mode != "null",
+        "enable-return-hidden-states": server_args.enable_return_hidden_states,
+        "enable-two-batch-overlap": getattr(server_args, "enable_two_batch_overlap", False),
+        "enable-pdmux": getattr(server_args, "enable_pdmux", False),
+    }
+    yield from (flag for flag, value in given.items() if value)
 
 
 def hooks() -> list[Hook]:
