@@ -212,9 +212,9 @@ def main() -> None:
             prompts_file = Path(folder) / "prompts.jsonl"
             write_prompts(options, prompts_file)
             run = functools.partial(measure, urls, options, prompts_file)
-        base_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        base_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
         figures = uvloop.run(run())
-        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
         if not options.open:
             response_tokens = options.chunks * options.chunk_tokens
             own_mb = options.requests * (options.input_tokens * 4 + response_tokens * 8) / 1e6

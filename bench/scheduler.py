@@ -202,7 +202,7 @@ def main() -> None:
                 "engines": options.engines,
                 "group_size": options.group_size,
                 "arms": arms,
-                "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
+                "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6),
             }
         )
     )
