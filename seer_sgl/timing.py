@@ -77,6 +77,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     # of checks decides, not the clock: a process that was suspended for seconds still checks again.
     pool_longest_wait_s: float = 2.5
     pool_rates_s: float = 2.0  # between two reports of the measured rates
+    # Until a page that was just looked up or read can be removed: a second longer than Mooncake's
+    # lease (its default_kv_lease_ttl).
+    pool_lease_s: float = 11.0
 
     # Images of prompts.
     fetch_s: float = 10.0  # the whole answer of an address

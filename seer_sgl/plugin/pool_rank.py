@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +25,7 @@ from .sglang_types import SglFileStore, SglMooncakeStore, SglStorageConfig, SglW
 
 logger = logging.getLogger(__name__)
 MAX_PAGES = 1_000_000  # names kept for the release of pages, about 100 bytes each
+LEASED = -706  # Mooncake's OBJECT_HAS_LEASE: it was looked up or read less than 10 s ago
 
 
 class Chain:
@@ -94,6 +95,8 @@ class PoolRank:
         self._by_last_page: dict[str, Chain] = {}
         self._names = PageNames(MAX_PAGES)
         self._forgotten: dict[str, int] = {}  # uid -> tokens to keep, once its writes are over
+        # Pages that had a lease, and when it has ended; the earliest first.
+        self._leased: deque[tuple[float, list[str]]] = deque()
         self._rates = messages.Rates(0, 0.0, 0, 0.0)
         self._rates_sent_at = self._clock()
         self._link = self._join()
@@ -127,9 +130,8 @@ class PoolRank:
 
     def _run(self) -> None:
         while True:
-            wait = self._timing.pool_first_check_s if self._awaited else None
             try:
-                event = self._events.get(timeout=wait)
+                event = self._events.get(timeout=self._longest_wait_s())
             except queue.Empty:
                 event = None
             try:
@@ -137,6 +139,12 @@ class PoolRank:
             except Exception:
                 # The pool is optional: no error in it may stop the acknowledgements.
                 logger.exception("seer-sgl: KV pool bookkeeping failed")
+
+    def _longest_wait_s(self) -> float | None:
+        """Returns the seconds until something is due without an event; None if nothing is."""
+        if self._awaited:
+            return self._timing.pool_first_check_s
+        return max(0.0, self._leased[0][0] - self._clock()) if self._leased else None
 
     def _take(self, event: Any) -> None:
         if isinstance(event, Chain):
@@ -150,6 +158,9 @@ class PoolRank:
         now = self._clock()
         for chain in [chain for chain in self._awaited.values() if chain.check_at <= now]:
             self._check(chain)
+        while self._leased and self._leased[0][0] <= now:
+            # Pages with a new lease are of another request too, which releases them in its turn.
+            self._remove(self._leased.popleft()[1])
 
     def _send_rates(self, rates: messages.Rates) -> None:
         before, now = msgspec.structs.astuple(self._rates), self._clock()
@@ -197,15 +208,25 @@ class PoolRank:
         if any(chain.uid == uid for chain in self._awaited.values()):
             self._forgotten[uid] = keep  # pages that are still being written would stay
             return
-        pages = self._names.take(uid, keep // self._page_size)
+        leased = self._remove(self._names.take(uid, keep // self._page_size))
+        if leased:
+            self._leased.append((self._clock() + self._timing.pool_lease_s, leased))
+
+    def _remove(self, pages: list[str]) -> list[str]:
+        """Removes pages, and returns those that stay because of a lease."""
         with self._threads.waiting("release"):
-            remove_pages(self._store, pages)
+            return remove_pages(self._store, pages)
 
 
-def remove_pages(backend: object, pages: list[str]) -> None:
-    """Removes pages from the pool, even pages read recently. backend: SGLang's storage."""
+def remove_pages(backend: object, pages: list[str]) -> list[str]:
+    """Removes pages from the pool. backend: SGLang's storage.
+
+    Returns the pages that stay because Mooncake has given a lease on them. A forced removal frees
+    their memory at once: a read that is under way would get the bytes of the next page written
+    there, without an error. A file can be removed while it is read.
+    """
     if not pages:
-        return
+        return []
     if hasattr(backend, "store"):
         mooncake = cast(SglMooncakeStore, backend)
         keys = mooncake._tag_keys(pages)
@@ -215,9 +236,16 @@ def remove_pages(backend: object, pages: list[str]) -> None:
             suffixes = mooncake.mha_suffix
             ranks = suffixes if isinstance(suffixes, list) else [suffixes]
             names = [f"{key}_{rank}_{part}" for key in keys for rank in ranks for part in "kv"]
-        mooncake.store.batch_remove(names, True)
-    elif hasattr(backend, "file_path"):
+        statuses = mooncake.store.batch_remove(names)
+        parts = len(names) // len(pages)
+        return [
+            page
+            for number, page in enumerate(pages)
+            if LEASED in statuses[number * parts : (number + 1) * parts]
+        ]
+    if hasattr(backend, "file_path"):
         files = cast(SglFileStore, backend)
         for page in pages:
             path = Path(files.file_path) / f"{files._get_suffixed_key(page)}.bin"
             path.unlink(missing_ok=True)
+    return []

@@ -16,7 +16,7 @@ import pytest
 from seer_sgl.kvpool.namespace import KvLayout
 from seer_sgl.link import client, contract, messages
 from seer_sgl.link.messages import Forget, Hello, KvStored, Rates
-from seer_sgl.plugin.pool_rank import PageNames, PoolRank, remove_pages
+from seer_sgl.plugin.pool_rank import LEASED, PageNames, PoolRank, remove_pages
 from seer_sgl.timing import DEFAULT, Timing
 from tests.support.waiting import block_until
 
@@ -38,6 +38,7 @@ class FakeMooncake:
         self.store = self
         self.present: set[str] = set()
         self.removed: list[str] = []
+        self.leased: set[str] = set()
         self.queries = 0
         self.away = 0  # number of queries that fail
 
@@ -52,9 +53,9 @@ class FakeMooncake:
         return next((i for i, page in enumerate(pages) if page not in self.present), len(pages))
 
     def batch_remove(self, names: list[str], force: bool = False) -> list[int]:
-        assert force, "without force, recently read pages stay"
-        self.removed += names
-        return [0] * len(names)
+        assert not force, "it would free pages that are being read"
+        self.removed += [name for name in names if name not in self.leased]
+        return [LEASED if name in self.leased else 0 for name in names]
 
 
 class Wire:
@@ -266,6 +267,43 @@ def test_what_is_still_being_written_is_removed_afterwards(quiet: Rank) -> None:
     assert quiet.removed == ["ab", "abcd"]
 
 
+def test_pages_that_are_being_read_are_removed_once_their_lease_has_ended() -> None:
+    now = 0.0
+    rank = Rank(lambda: now, pool_first_check_s=NEVER_S, pool_lease_s=11.0)
+    rank.backend.leased = {"abcd__k", "abcdef__k"}
+    rank.run("r.c1/", "abcdef")
+    rank.wire.receive(Forget("r", 0))
+    rank.settle()
+    assert rank.removed == ["ab"]
+    rank.backend.leased = {"abcdef__k"}
+    rank.settle()
+    assert rank.removed == ["ab"], "Mooncake is not asked before"
+    now = 11.0
+    rank.settle()
+    assert rank.removed == ["ab", "abcd"]
+    rank.backend.leased.clear()
+    now = 22.0
+    rank.settle()
+    assert rank.removed == ["ab", "abcd"], "a page that is read again is another request's"
+
+
+def test_leases_end_without_another_event() -> None:
+    rank = Rank(pool_first_check_s=NEVER_S, pool_lease_s=0.01)
+    refused: list[list[str]] = []
+
+    def refuse_once(names: list[str], force: bool = False) -> list[int]:
+        if refused:
+            return FakeMooncake.batch_remove(rank.backend, names, force)
+        refused.append(names)
+        return [LEASED] * len(names)
+
+    rank.backend.batch_remove = refuse_once  # type: ignore[method-assign]
+    rank.run("r.c1/", "ab")
+    rank.wire.receive(Forget("r", 0))
+    block_until(lambda: rank.backend.removed)
+    assert (refused, rank.removed) == ([["ab__k"]], ["ab"])
+
+
 def test_rates_are_summed_up_and_sent_now_and_then() -> None:
     now = 0.0
     rank = Rank(lambda: now, pool_rates_s=2.0)
@@ -314,20 +352,22 @@ def test_pages_are_removed_under_the_keys_that_mooncake_has_for_them(
 ) -> None:
     backend = FakeMooncake()
     backend.is_mla_backend, backend.mha_suffix, backend.prefix = mla, suffix, "tag_"
-    remove_pages(backend, ["p", "q"])
+    assert remove_pages(backend, ["p", "q"]) == []
     assert backend.removed == names
+    backend.leased = {names[-1]}
+    assert remove_pages(backend, ["p", "q"]) == ["q"]
 
 
 def test_pages_are_removed_from_a_folder_and_others_stay(tmp_path: Path) -> None:
     for name in ("p-0", "q-0", "q-1"):
         (tmp_path / f"{name}.bin").touch()
     backend = SimpleNamespace(file_path=str(tmp_path), _get_suffixed_key=lambda page: f"{page}-0")
-    remove_pages(backend, ["q", "never written"])
+    assert remove_pages(backend, ["q", "never written"]) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p-0.bin", "q-1.bin"]
 
 
 def test_removing_nothing_asks_nobody_and_a_backend_we_do_not_know_is_left_alone() -> None:
     backend = FakeMooncake()
     backend.batch_remove = None  # type: ignore[method-assign, assignment]
-    remove_pages(backend, [])
-    remove_pages(SimpleNamespace(), ["p"])
+    assert remove_pages(backend, []) == []
+    assert remove_pages(SimpleNamespace(), ["p"]) == []
