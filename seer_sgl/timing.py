@@ -49,6 +49,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     # How long a block of the journal gathers records. Twenty syncs per second cost little, and a
     # killed driver loses no older chunk, unless the disk is slower.
     journal_gather_s: float = 0.05
+    # How long the end of a journal waits for its disk. A busy disk may need half a minute for a
+    # sync; one that hangs must not hold up the end of the process, which no signal would end then.
+    journal_close_s: float = 60.0
 
     # The HTTP client of an engine.
     # Between two checks of a serving engine's weights; a trainer may update them at any time.

@@ -101,10 +101,13 @@ class RolloutJournal:
         self.close()
 
     def close(self) -> None:
-        """Writes what waits, and releases the folder. Blocks until it is on disk."""
-        if self._journal is not None:
-            self._journal.close()
-        self._folder.close()
+        """Writes what waits, and releases the folder. Blocks until it is on disk.
+
+        If the disk hangs, the folder stays locked until this process ends: what is under way may
+        still be written.
+        """
+        if self._journal is None or self._journal.close():
+            self._folder.close()
 
     @property
     def observer(self) -> Journal:

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import os
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from typing_extensions import override
 
 from seer_sgl import Rollout
 from seer_sgl.driver.journal import writer
-from seer_sgl.errors import JournalError, RolloutError
+from seer_sgl.errors import JournalError, JournalInUse, RolloutError
+from seer_sgl.rollout import journaled
+from seer_sgl.timing import Timing
 from seer_sgl.types import Group
 from tests.rollout.fakes import (
     PROMPTS,
@@ -242,6 +246,39 @@ async def test_without_room_for_the_journal_the_rollout_ends_in_memory(
         groups, report = await rolled(it.config, resume=path)
         check(samples_of(groups))
         assert report["resumed"]["tokens"] == before.tokens
+
+
+async def test_a_rollout_ends_although_the_disk_of_its_journal_hangs_and_keeps_it_locked(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, proceed, done = threading.Event(), threading.Event(), list[Group]()
+
+    def hang(_: int) -> None:
+        hangs.set()
+        proceed.wait()
+
+    monkeypatch.setattr(writer.BlockWriter, "sync", staticmethod(hang))
+    impatient = functools.partial(writer.BlockWriter, timing=Timing(journal_close_s=0.0))
+    monkeypatch.setattr(journaled, "BlockWriter", impatient)
+    journal = journaled.RolloutJournal.begin(path)
+
+    def released() -> bool:
+        journal.close()
+        try:
+            journaled.RolloutJournal.resume(path).close()
+        except JournalInUse:
+            return False
+        return True
+
+    async with fakes() as it, Rollout(it.config) as rollout:
+        with pytest.raises(RolloutError, match="the disk does not answer: it lacks the end"):
+            async for group in rollout.resume(journal, PROMPTS):
+                done.append(group)
+                await asyncio.to_thread(hangs.wait)
+    check(samples_of(done))
+    assert not released(), "what is under way may still be written"
+    proceed.set()
+    await until(released)
 
 
 @dataclass(eq=False)

@@ -45,9 +45,9 @@ class Journal(Observer):
         """Appends that every group is complete or given up."""
         self._append(Complete(report=report))
 
-    def close(self) -> None:
-        """Writes what waits. Blocks until it is on disk."""
-        self._writer.close()
+    def close(self) -> bool:
+        """Writes what waits; returns whether the file is closed, as `BlockWriter.close`."""
+        return self._writer.close()
 
     @override
     def grown(self, result: ChunkResult) -> None:

@@ -31,6 +31,7 @@ class BlockWriter:
         self._tail = tail
         self._name = name
         self._gather_s = timing.journal_gather_s
+        self._close_s = timing.journal_close_s
         self._lock = threading.Lock()
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
@@ -52,14 +53,22 @@ class BlockWriter:
         if not self._due.is_set():
             self._due.set()
 
-    def close(self) -> None:
-        """Writes and syncs what waits, and closes the file. Blocks until then."""
+    def close(self) -> bool:
+        """Writes and syncs what waits, and closes the file; returns whether it is closed.
+
+        Blocks until then, or until the disk has not done it within `Timing.journal_close_s`.
+        """
         with self._lock:
             self._closing.set()
             self._due.set()
-        self._thread.join()
-        with contextlib.suppress(OSError):  # everything is synced
-            self._file.close()
+        self._thread.join(self._close_s)
+        if not self._thread.is_alive():
+            return True
+        with self._lock:
+            self._close_s = 0.0
+            if self.error is None:
+                self._fail("the disk does not answer")
+        return False
 
     def _work(self) -> None:
         while True:
@@ -73,6 +82,8 @@ class BlockWriter:
             if records and self.error is None:
                 self._write(records)
             if closing:
+                with contextlib.suppress(OSError):  # everything is synced
+                    self._file.close()
                 return
 
     def _write(self, records: Sequence[bytes]) -> None:

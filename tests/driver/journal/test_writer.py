@@ -112,6 +112,30 @@ def test_a_disk_that_is_far_behind_ends_the_journal_and_not_the_memory(
         assert resumes(folder) == []
 
 
+def test_a_disk_that_hangs_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncing, proceed = threading.Event(), threading.Event()
+
+    def hang(_: int) -> None:
+        syncing.set()
+        proceed.wait()
+
+    monkeypatch.setattr(writer.BlockWriter, "sync", staticmethod(hang))
+    impatient = Timing(journal_gather_s=0.0, journal_close_s=0.0)
+    with JournalFolder(tmp_path, create=True) as folder:
+        begun = folder.begin(header_of(make_groups()))
+        open_writer = writer.BlockWriter(*begun, "journal", impatient)
+        append(open_writer, range(1))
+        syncing.wait()
+        append(open_writer, range(1, 3))
+        assert not open_writer.close()
+        assert open_writer.error == "the disk does not answer"
+        proceed.set()
+        block_until(open_writer.close)
+        assert resumes(folder) == [0], "what had begun is written, and nothing more"
+
+
 def test_an_error_of_any_kind_ends_the_journal_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
