@@ -50,6 +50,7 @@ class RayLauncher(Launcher):
         self._rooms: dict[str, _Room] = {}  # by engine id
         self._delays: dict[str, str] = {}  # by engine id
         self._starts: Counter[str] = Counter()  # by engine id
+        self._asking = asyncio.Lock()
 
     @override
     async def start(self, engine_id: str, url: str | None = None) -> EngineStart:
@@ -84,7 +85,10 @@ class RayLauncher(Launcher):
         number, self._starts[engine_id] = self._starts[engine_id], self._starts[engine_id] + 1
         log = self._log_dir / (f"{engine_id}.{number}.log" if number else f"{engine_id}.log")
         instance, timeout_s = uuid.uuid4().hex, self._start_limit_s()
-        room = self._rooms[engine_id] = self._new_room(engine_id)
+        room = self._rooms[engine_id] = await self._new_room(engine_id)
+        if engine_id not in self._wanted:
+            await self._leave(engine_id)
+            raise EngineStartError(f"engine {engine_id} was stopped before it was placed")
         starting = asyncio.create_task(room.actor.start(log, self._plan, instance, kv_tokens))
         try:
             await self._placed(engine_id, room, starting, first=kv_tokens is None)
@@ -109,12 +113,24 @@ class RayLauncher(Launcher):
         url = f"http://{hosted.host}:{hosted.port}"
         return EngineStart(engine_id, url, timeout_s, process, instance)
 
-    def _new_room(self, engine_id: str) -> "_Room":
-        """Asks Ray for the resources of a server. Raises EngineDelayed if Ray itself fails."""
-        try:
-            return _Room(self._resources)
-        except RayError as error:
-            raise EngineDelayed(engine_id, f"Ray gives it no place: {first_line(error)}") from error
+    async def _new_room(self, engine_id: str) -> "_Room":
+        """Asks Ray for the resources of a server. Raises EngineDelayed if Ray itself fails.
+
+        In a thread, because Ray blocks while its head is away. One at a time, because there are
+        few threads, and chunks of other engines need them.
+        """
+        async with self._asking:
+            asking = asyncio.create_task(asyncio.to_thread(_Room, self._resources))
+            try:
+                return await asyncio.shield(asking)
+            except RayError as error:
+                why = f"Ray gives it no place: {first_line(error)}"
+                raise EngineDelayed(engine_id, why) from error
+            except asyncio.CancelledError:
+                await asyncio.wait({asking})
+                if asking.exception() is None:
+                    await asking.result().leave()
+                raise
 
     async def _placed(
         self, engine_id: str, room: "_Room", starting: asyncio.Task[None], *, first: bool

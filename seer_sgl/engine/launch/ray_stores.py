@@ -64,8 +64,9 @@ class RayStore(Supervised):
     async def _start(self) -> None:
         """Starts a new actor. Raises ConfigError."""
         try:
-            self._actor = Actor(
-                StoreHost, num_cpus=0, memory=self._memory, scheduling_strategy="SPREAD"
+            # In a thread, because Ray blocks while its head is away.
+            self._actor = await asyncio.to_thread(
+                Actor, StoreHost, num_cpus=0, memory=self._memory, scheduling_strategy="SPREAD"
             )
             starting = self._actor.start(self.log, dict(self._settings), dict(self._environment))
             await asyncio.wait_for(starting, self._place_s)

@@ -1,6 +1,7 @@
 """How the driver's side of an actor ends, with the calls of Ray replaced."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 
 from seer_sgl.engine.launch.ray_host import Hosted, Output
-from seer_sgl.errors import ConfigError, EngineDelayed
-from tests.support.waiting import until
+from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError
+from tests.support.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.process  # it imports Ray
 HOSTED = Hosted("127.0.0.1", 1, 2, "node")
@@ -132,6 +133,75 @@ async def test_an_engine_that_ray_itself_does_not_place_is_delayed_and_leaves_no
     with pytest.raises(EngineDelayed, match=r"^engine e0: Ray gives it no place: "):
         await launcher.start("e0")
     assert not reserved
+
+
+class Away:
+    """Calls of Ray that block until its head is back."""
+
+    def __init__(self) -> None:
+        self.called, self.back = threading.Event(), threading.Event()
+
+    def wait(self) -> None:
+        self.called.set()
+        assert self.back.wait(DEADLINE_S), "the event loop is blocked"
+
+
+@pytest.mark.parametrize("by", ["cancel", "stop"])
+async def test_a_head_that_is_away_blocks_no_event_loop_and_keeps_no_reservation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    import ray
+
+    from seer_sgl.engine.launch import ray as ray_launch
+    from seer_sgl.engine.launch.ray_actor import Actor
+
+    head, freed = Away(), list[str]()
+
+    def reserve(*_: Any, **__: Any) -> str:
+        head.wait()
+        return "group"
+
+    actor = Actor.__new__(Actor)
+    actor.hosted, actor.process, actor._host = None, None, None
+    monkeypatch.setattr(ray, "kill", lambda _: freed.append("actor"))
+    monkeypatch.setattr(ray_launch, "placement_group", reserve)
+    monkeypatch.setattr(ray_launch, "PlacementGroupSchedulingStrategy", lambda *_: None)
+    monkeypatch.setattr(ray_launch, "remove_placement_group", freed.append)
+    monkeypatch.setattr(ray_launch, "Actor", lambda *_, **__: actor)
+    plan: Any = SimpleNamespace(engines=SimpleNamespace(start_limit_s=lambda _: 1.0))
+    launcher = ray_launch.RayLauncher(plan, {"GPU": 1}, tmp_path, 1.0)
+    starting = asyncio.create_task(launcher.start("e0"))
+    await until(head.called.is_set)
+    if by == "cancel":
+        starting.cancel()
+    else:
+        await launcher.stop("e0")
+    head.back.set()
+    await asyncio.wait({starting})
+    assert starting.cancelled() or isinstance(starting.exception(), EngineStartError)
+    assert freed == ["actor", "group"]
+
+
+async def test_a_head_that_is_away_blocks_no_event_loop_at_the_start_of_a_store_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.exceptions import RaySystemError
+
+    from seer_sgl.engine.launch import ray_stores
+
+    head = Away()
+
+    def lose(*_: Any, **__: Any) -> None:
+        head.wait()
+        raise RaySystemError("the head is gone")
+
+    monkeypatch.setattr(ray_stores, "Actor", lose)
+    store = ray_stores.RayStore(0, {}, {}, memory=1, log_dir=tmp_path, place_s=1.0)
+    starting = asyncio.create_task(store.start())
+    await until(head.called.is_set)
+    head.back.set()
+    with pytest.raises(ConfigError, match="the head is gone"):
+        await starting
 
 
 async def test_a_store_node_that_ray_itself_does_not_start_counts_as_ended(
