@@ -1,7 +1,6 @@
 """`seer-sgl audit` finds what was changed, names the cause, and changes nothing on the server."""
 
 import asyncio
-import contextlib
 import io
 import json
 from pathlib import Path
@@ -36,7 +35,10 @@ async def audited(
     timing: Timing = DEFAULT,
     **options: Any,
 ) -> dict[str, Any]:
-    """Returns audit.json of an audit of these samples on a fake server."""
+    """Returns audit.json of an audit of these samples on a fake server.
+
+    Asserts that the audit fails if it exceeds a limit, and only then.
+    """
     path = write_lines(tmp_path / "samples.jsonl", samples)
     defaults = {"samples": 32, "seed": 0, "budget": None, "batch": 8, "clip": 0.2, "flush": False}
     quiet = Console(quiet=True)
@@ -44,9 +46,14 @@ async def audited(
         request = AuditRequest.of_options(
             path=path, engine=url, overrides=overrides, fail=fail, **defaults | options
         )
-        with contextlib.suppress(AuditFailed):
+        failure = None
+        try:
             await audit(request, tmp_path, quiet, console or quiet, timing)
+        except AuditFailed as failed:
+            failure = str(failed)
     result: dict[str, Any] = json.loads((tmp_path / "audit.json").read_text())
+    count = len(result["exceeded"])
+    assert failure == (f"the audit exceeds {count} of its limits" if count else None)
     return result
 
 
