@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -51,8 +53,14 @@ def test_memory_and_descriptors_that_grow_are_problems() -> None:
     assert grown == ["server_mb grows from 250 to 350", "server_fds grows from 70 to 130"]
 
 
-def test_a_server_that_runs_has_not_ended() -> None:
-    assert Watch(psutil.Process()).ended() == []
+@pytest.mark.process
+def test_a_server_has_ended_once_its_process_has() -> None:
+    with psutil.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    ) as server:
+        watch = Watch(server)
+        assert watch.ended() == []
+    assert watch.ended() == ["the server"]
 
 
 @pytest.mark.parametrize(
