@@ -298,10 +298,14 @@ async def test_a_call_continues_when_its_caller_is_cancelled(it: Served, fakes: 
     backend = it.service.backend
     update, held = await under_way(backend.update_weights(WeightUpdate.from_disk("new")), *fakes)
     drain = asyncio.ensure_future(backend.drain("e1"))
+    flushes = [fake.paths().count("/flush_cache") for fake in fakes]
     flush = asyncio.create_task(backend.flush_cache())
     await asyncio.sleep(0)
     for task in (update, drain, flush):
         task.cancel()
+    more = [count + 1 for count in flushes]
+    await until(lambda: [fake.paths().count("/flush_cache") for fake in fakes] == more)
+    assert backend.holds, "the update continues"
     held.set()
     await until(lambda: not backend.leaving)
     assert [engine.info.engine_id for engine in it.service.fleet.engines] == ["e0"]
@@ -385,11 +389,11 @@ async def test_calls_keep_their_order_also_while_tensors_are_checked(
 
 
 async def test_a_client_that_leaves_has_all_its_aborts_done(it: Served) -> None:
-    begun, aborted = asyncio.Event(), list[str]()
+    begun, may, aborted = asyncio.Event(), asyncio.Event(), list[str]()
 
     async def abort(named: Prefixes) -> int:
         begun.set()
-        await asyncio.sleep(0.05)
+        await may.wait()
         aborted.extend(name for name in "abcd" if named.match(name))
         return len(aborted)
 
@@ -397,6 +401,9 @@ async def test_a_client_that_leaves_has_all_its_aborts_done(it: Served) -> None:
     call = asyncio.create_task(it.post("/abort_request", rid=["a", "b", "c"]))
     await begun.wait()
     call.cancel()
+    # By the reply to a later request the server has read the hang-up.
+    assert (await it.ask("GET", "/health"))[0] == 200
+    may.set()
     await until(lambda: aborted == ["a", "b", "c"])
 
 
