@@ -111,9 +111,9 @@ def test_a_shape_speaks_the_recorded_text_and_a_real_model_its_own() -> None:
 
 def test_where_there_are_several_gpus_each_engine_has_its_own() -> None:
     for gpus, shared in ((1, True), (2, False)):
-        for path, text in configs(Session(OUT), Machine(gpus)).items():
-            assert path.parent == OUT / "configs"
-            assert ("base-gpu-id" in text) == shared
+        texts = configs(Session(OUT), Machine(gpus))
+        assert {*texts} == {OUT / "configs" / path.name for path in CONFIGS.values()}
+        assert {"base-gpu-id" in text for text in texts.values()} == {shared}
 
 
 def test_a_later_call_continues_after_the_parts_that_were_begun() -> None:

@@ -81,7 +81,7 @@ def test_shipped_prompts_are_distinct_on_their_side_of_the_split_and_have_their_
         assert record["metadata"] == {"answer": prompt.answer, "steps": prompt.steps}
 
 
-def test_any_32_prompts_of_the_file_begin_with_the_tail_of_the_whole() -> None:
+def test_the_first_32_prompts_of_the_file_have_a_long_tail() -> None:
     steps = sorted(record["metadata"]["steps"] for record in prompts(held_out=True)[:32])
     assert steps[-1] >= 6 * steps[16]
 
