@@ -25,7 +25,6 @@ from seer_sgl.draft.messages import (
     by_hub,
     hub_of,
     pieces,
-    wire_name,
 )
 from tests.draft.replicas import PLENTY, delta, tokens_of
 
@@ -162,16 +161,6 @@ def test_the_names_of_finished_groups_are_bounded(monkeypatch: pytest.MonkeyPatc
         hub.done(name)
     hub.receive("a", opened(x={}, y={}, z={}))
     assert taken(hub, "a") == [Done(["x", "z"])]
-
-
-def test_history_is_a_sequence_like_any_other(hub: Hub) -> None:
-    name = wire_name("g" * (MAX_NAME + 1))
-    hub.receive("driver", deltas(delta(name, 8, 0, 4, 5)))
-    assert tokens_of(hub, name) == {8: [4, 5]}
-    hub.receive("a", Open({name: {}}))
-    assert taken(hub, "a") == [deltas(delta(name, 8, 0, 4, 5))]
-    hub.done(name)
-    assert name not in hub.groups
 
 
 def test_the_groups_used_longest_ago_make_room() -> None:
