@@ -165,6 +165,7 @@ class Network:
         for engine in self.engines:
             for group in engine.store.groups.values():
                 if not group.reported:
+                    assert not group.running
                     continue
                 for (name, number), tokens in self.truth.items():
                     if name == group.name and tokens:

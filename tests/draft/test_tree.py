@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seer_sgl.draft.tree import Layout, followed, is_chains, lay_out
+from seer_sgl.draft.tree import followed, is_chains, lay_out
 
 from .trees import Tree, as_drafts, trees
 
@@ -72,8 +72,6 @@ def test_what_was_written_is_followed_through_the_drafts(
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    layout = lay_out([1], as_drafts([[(-1, 1)]]), 2)
-    assert isinstance(layout, Layout)
     for roots, width in (([1, 2], 2), ([1], 0)):
         with pytest.raises(ValueError, match="width"):
             lay_out(roots, as_drafts([[(-1, 1)]]), width)
