@@ -135,9 +135,9 @@ async def test_an_abort_is_a_result_with_the_tokens_so_far(sampling: dict[str, A
             run.abort(request)
         assert (await anext(run)).failure is None
     assert events.errors == []
+    assert [sample.finish_reason for sample in events.samples] == ["abort"] * 4
     for sample in events.samples:
         prefix = list(sample.response_ids)
-        assert sample.finish_reason == "abort"
         whole_response = response_of(sample.seed, len(sample.prompt_ids), 1 << 16)
         assert prefix == whole_response[: len(prefix)]
         assert len(prefix) >= (1 if sampling else CHUNK)
@@ -154,9 +154,10 @@ async def test_requests_that_wait_are_aborted_at_once_and_finished_ones_stay() -
             run.abort(request)
         assert [len(sample.response_ids) for sample in group.samples] == [0, 0]
         fake.wake_stalled()
-        check_one = await anext(run)
-        assert list(check_one.samples[-1].response_ids) == whole(check_one.samples[-1])
+        *_, last = (await anext(run)).samples
         run.abort(group.requests[0])
+        assert list(last.response_ids) == whole(last)
+        assert [sample.finish_reason for sample in group.samples] == ["abort", "abort", "stop"]
 
 
 async def test_an_abort_of_a_deaf_engine_ends_without_the_chunks_tokens() -> None:
@@ -293,14 +294,18 @@ async def test_an_undividable_watched_request_reports_what_counts_only() -> None
         await stage.driver.pause()
         stage.driver.resume()
         check([await anext(run)], n=1)
+    assert len(fake.seen) == 3, "it began anew after each abort"
     assert events.streamed_ids[group.requests[0].uid] == group.requests[0].response_ids
 
 
 @pytest.mark.parametrize("when", ["streamed", "grown", "finished"])
 @pytest.mark.parametrize("what", ["abort", "close", "complete"])
 async def test_an_observer_may_end_its_own_run(when: str, what: str) -> None:
+    acted: list[Request] = []
+
     class Ends(Observer):
         def act(self, request: Request) -> None:
+            acted.append(request)
             if what == "abort":
                 for sibling in request.group.requests:
                     run.abort(sibling)
@@ -333,8 +338,9 @@ async def test_an_observer_may_end_its_own_run(when: str, what: str) -> None:
         innocent = stage.driver.submit(stage.groups(2, run_id="other"))
         (over,) = [each async for each in run]
         check(await all_of(innocent))
+    assert acted
     assert len({sample.index for sample in over.samples}) == len(over.samples)
-    assert len(over.samples) == 3 or over.failure is not None
+    assert (over.failure is not None) == (len(over.samples) < 3) == (what == "close")
 
 
 async def test_nobody_waits_for_a_driver_that_has_ended() -> None:
