@@ -95,6 +95,7 @@ async def test_an_engine_that_garbles_what_it_says_of_itself_is_left_alone_until
     async with rolling(bad, good, timing=QUICK) as rollout:
         bad.garbled = {path: shape}
         check(await all_groups(rollout))
+        assert not rollout.driver.available("e0")
         before = len(bad.seen)
         bad.garbled = {}
         check(await all_groups(rollout))
