@@ -686,7 +686,7 @@ async def test_what_a_rollout_was_planned_with_must_not_change(name: str, value:
         assert f"came back with another {name}" in str(await engine.problem())
 
 
-async def test_the_token_is_sent_with_every_call() -> None:
+async def test_a_chunk_is_sent_with_the_token() -> None:
     fake = FakeSGLang(api_key="secret")
     async with joined(fake, api_key="secret") as engine:
         assert (await engine.generate(chunk_of(make_group(n=1).requests[0]))).ids
