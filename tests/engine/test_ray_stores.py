@@ -32,13 +32,15 @@ async def test_store_nodes_are_spread_and_a_lost_one_is_started_elsewhere(
             assert await has_memory(pool.master, tmp_path / "probe")
             logs = [tmp_path / f"mooncake-store{i}.log" for i in range(POOL.stores)]
             assert all("segment mounted" in log.read_text() for log in logs)
+            for log in logs:
+                log.write_text("")
             for each in range(number + 1):  # all nodes but the head, which has the driver
                 if each:
                     cluster.kill(each)
             cluster.add()
             lost = "is being restarted: its node 127.0.0.1 left the cluster"
             await until(lambda: any(lost in line for line in log_lines))
-            await until(lambda: all("segment mounted" in log.read_text() for log in logs))
+            await until(lambda: any("segment mounted" in log.read_text() for log in logs))
             await until_it_stores(pool.master, tmp_path / "probe")
 
 
