@@ -218,10 +218,11 @@ async def test_turns_of_one_trajectory_may_run_together_and_have_its_index() -> 
     async with fakes(delay_s=0.001) as it:
         results = await rolled(it.config, together)
     for prompt in PROMPTS:
+        ids: Any = prompt["prompt_ids"]
         samples = [turn for each in results[str(prompt["id"])] for turn in each]
         assert len({sample.seed for sample in samples}) == 3 * N
         for sample in samples:
-            check([sample], list(sample.prompt_ids))
+            check([sample], ids)
 
 
 async def test_the_oracle_is_refused() -> None:
@@ -235,9 +236,7 @@ async def test_the_oracle_is_refused() -> None:
 async def test_leaving_early_aborts_the_other_trajectories() -> None:
     async with fakes(delay_s=0.002) as it, Rollout(it.config) as rollout:
         async with contextlib.aclosing(rollout.trajectories(turns, PROMPTS)) as running:
-            async for done in running:
-                assert len(done.results) == N
-                break
+            assert len((await anext(running)).results) == N
         await until(lambda: all(fake.running == 0 for fake in it.servers))
         await until(lambda: rollout.driver.check() == [])
 
@@ -269,15 +268,22 @@ async def test_a_function_may_catch_the_failure_of_a_request() -> None:
 
 
 async def test_a_cancelled_turn_is_aborted_and_the_trajectory_continues() -> None:
+    every = N * len(PROMPTS)
+
     async def impatient(prompt: Prompt, client: Client) -> Sample:
         del prompt
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.0):
-                await client.generate()
+        turn = asyncio.create_task(client.generate())
+        await until(lambda: len(it.calls) >= every)
+        for fake in it.servers:
+            fake.delay_s = 0.0
+        turn.cancel()
+        await asyncio.wait([turn])
         return await client.generate()
 
-    async with fakes(delay_s=0.002) as it:
+    async with fakes(delay_s=60.0) as it:
         results = await rolled(it.config, impatient)
+    aborted = {rid for fake in it.servers for rid in fake.aborted}
+    assert aborted == {call["rid"] for call in it.calls[:every]}
     for prompt in PROMPTS:
         for sample in results[str(prompt["id"])]:
             whole = response_of(sample.seed, len(prompt["prompt_ids"]), LONGEST)
