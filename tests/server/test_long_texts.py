@@ -40,7 +40,7 @@ def test_far_too_many_tokens_are_found_in_the_first_piece() -> None:
 def test_a_text_that_may_fit_is_read_whole(length: int) -> None:
     reader = Reader(200)
     text = "x" * length
-    assert PromptTexts(reader, LONGEST).ids(text) == reader(text)
+    assert PromptTexts(reader, LONGEST).ids(text) == Reader(200)(text)
     assert max(reader.lengths) == length
 
 
