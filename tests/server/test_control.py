@@ -29,10 +29,11 @@ async def test_a_pause_keeps_tokens_and_continues_with_them(
     assert [fake.paused for fake in fakes] == [mode, mode]
     seen = [len(fake.seen) for fake in fakes]
     later = generating(it, seed=3 << 20)
+    await until(lambda: it.service.generation.in_progress == 2)
     assert (await it.ask("GET", "/health_generate"))[0] == 200, "a paused server is not ill"
     _, info = await it.ask("GET", "/server_info")
     (hold,) = info["seer"]["held"]
-    assert hold["reason"] == "pause_generation" and hold["seconds"] >= 0
+    assert hold["reason"] == "pause_generation"
     assert [len(fake.seen) for fake in fakes] == seen
     assert (await it.post("/pause_generation", mode=mode))[0] == 200, "twice is once"
     status, answer = await it.post("/continue_generation")
@@ -47,11 +48,9 @@ async def test_a_pause_with_abort_ends_every_call_with_its_tokens(it: Served, fa
     await until(lambda: sum(len(fake.seen) for fake in fakes) >= 60)
     assert (await it.post("/pause_generation"))[0] == 200
     replies = await asyncio.gather(*running)
-    seen = [len(fake.seen) for fake in fakes]
     later = generating(it)
     await it.post("/continue_generation")
     await later
-    assert sum(seen) >= 60
     for seed, reply in enumerate(replies, 1):
         assert reply["meta_info"]["finish_reason"]["type"] == "abort"
         assert is_prefix(reply, seed << 20, fakes[0])
