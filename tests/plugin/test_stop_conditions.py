@@ -77,7 +77,8 @@ print(json.dumps(meta))
 def test_runs_of_any_size_and_chunks_of_any_size_end_as_token_by_token(tmp_path: Path) -> None:
     """The program asserts the identity of every case; this test checks the counts of outcomes."""
     models = json.dumps({str(MODEL): [], str(ROWS[0].make(tmp_path)): PARTS})
-    for seen in run_probe("-m", "tests.plugin.stop_cases", str(CASES), models):
+    words, parts = run_probe("-m", "tests.plugin.stop_cases", str(CASES), models)
+    for seen in (words, parts):
         assert seen["stock differs"] > CASES / 50, "the cases must cover a difference"
         assert seen["divided"] > CASES / 2
         for end in ("stop str", "stop int", "length NoneType"):
