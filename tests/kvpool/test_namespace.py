@@ -18,11 +18,9 @@ OTHERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("field", KvLayout.__struct_fields__)
-def test_every_fact_of_a_layout_and_only_a_change_of_it_changes_the_name(field: str) -> None:
+def test_every_fact_of_a_layout_changes_the_name(field: str) -> None:
     other = msgspec.structs.replace(LAYOUT, **{field: OTHERS[field]})
     assert other.tag("fleet") != LAYOUT.tag("fleet")
-    same = msgspec.structs.replace(LAYOUT, **{field: getattr(LAYOUT, field)})
-    assert same.tag("fleet") == LAYOUT.tag("fleet")
 
 
 def test_neither_facts_nor_namespaces_stand_in_for_each_other() -> None:
