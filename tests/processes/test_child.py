@@ -18,7 +18,6 @@ import pytest
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes import child, shared_memory
 from seer_sgl.processes.child import (
-    PORTS,
     OwnedProcess,
     free_port,
     last_line,
@@ -34,7 +33,7 @@ from tests.support.waiting import until
 def test_a_free_port_is_given_once_and_is_none_of_an_outgoing_connection() -> None:
     given = [free_port() for _ in range(50)]
     assert len(set(given)) == 50
-    assert set(given) <= set(PORTS)
+    assert max(given) < 32768, "where the ports of outgoing connections begin"
 
 
 def test_a_log_that_is_gone_hides_no_other_error(tmp_path: Path) -> None:
