@@ -153,7 +153,6 @@ async def test_a_hub_tells_those_with_the_token_what_it_has_counted(
 async def test_only_the_first_rank_of_a_server_speaks_of_drafts(server: LinkServer) -> None:
     async with engine(server.url, server.token, "one", rank=1) as second:
         second.link.send(Deltas([Delta("g", 0, 0, b"abcd")]))
-        second.link.send(messages.Rates(1, 1.0, 0, 0.0))
         heard: list[messages.Rates] = []
         server.on_rates = heard.append
         second.link.send(messages.Rates(1, 1.0, 0, 0.0))

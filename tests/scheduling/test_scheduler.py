@@ -129,7 +129,6 @@ def test_a_request_that_is_aborted_whenever_it_begins_again_gives_its_group_up()
     for _ in range(MAX_CONSECUTIVE_ABORTS):
         assert why_given_up(group) is None
         returned(scheduler, take(scheduler), make_reply(40, "abort"))
-    assert why_given_up(group) is not None
     assert "cannot be continued ended (abort) after 40 of 100 tokens" in (why_given_up(group) or "")
 
 
@@ -302,7 +301,6 @@ def test_a_request_that_only_fails_gives_its_group_up_and_progress_forgives() ->
         failed(scheduler, take(scheduler), EngineUnavailable("reset"))
     assert why_given_up(group) is None
     failed(scheduler, take(scheduler), EngineUnavailable("the last reset"))
-    assert why_given_up(group) is not None
     assert "the last reset" in (why_given_up(group) or "")
 
 
@@ -422,7 +420,7 @@ def test_the_caller_with_the_fewest_chunks_in_flight_goes_next() -> None:
     for chunk in chunks:
         returned(scheduler, chunk, make_reply(5, "stop"))
         order.append(take(scheduler).request.group.caller)
-    assert order[:2] == ["b", "a"] or order[:2] == ["b", "b"]
+    assert order[0] == "b"
     assert abs(order.count("a") - order.count("b")) <= 2
 
 
