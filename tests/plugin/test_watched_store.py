@@ -1,10 +1,12 @@
 """The calls of a storage backend under SGLang's threads: errors are misses, and reads are timed."""
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from seer_sgl.plugin import watched_store
 from seer_sgl.plugin.kv_threads import KvThreads
 from seer_sgl.plugin.watched_store import Watch, watched
 
@@ -64,15 +66,16 @@ class Seen:
         none = SimpleNamespace(empty=lambda: "no hits")
         name = "sglang.srt.mem_cache.hicache_storage"
         replace_module(monkeypatch, name, PoolTransferResult=none)
+        clock = SimpleNamespace(monotonic=itertools.count().__next__)
+        monkeypatch.setattr(watched_store, "time", clock)
         self.threads = KvThreads()
         self.written: list[str] = []
-        self.read: list[int] = []
+        self.read: list[tuple[int, float]] = []
         kind = watched(Store, Watch(self.threads, self.written.append, self._read))
         self.store: Any = kind()
 
     def _read(self, pages: int, seconds: float) -> None:
-        assert seconds >= 0
-        self.read.append(pages)
+        self.read.append((pages, seconds))
 
 
 @pytest.fixture
@@ -109,12 +112,12 @@ def test_a_call_is_the_backends_own_and_an_error_a_miss(  # noqa: PLR0917
 def test_reads_are_timed_by_their_pages_and_writes_tell_their_last_page(seen: Seen) -> None:
     for call, args, named, *_ in CALLS:
         getattr(seen.store, call)(*args, **named)
-    assert seen.read == [2, 2]
+    assert seen.read == [(2, 1), (2, 1)]
     assert seen.written == ["c", "c"]
     seen.store.away = True
     for call, args, named, *_ in CALLS:
         getattr(seen.store, call)(*args, **named)
-    assert seen.read == [2, 2]
+    assert seen.read == [(2, 1), (2, 1)]
     assert seen.written == ["c"] * 4
 
 
@@ -136,7 +139,7 @@ def test_a_call_within_a_call_is_the_backends_own(seen: Seen) -> None:
     store: Any = watched(Nested, watch)()
     assert store.batch_set_v1(KEYS, "indices") == [True, False, True]
     assert store.batch_get_v1(KEYS, "indices") == [True, True, False]
-    assert (seen.written, seen.read) == (["c"], [2])
+    assert (seen.written, seen.read) == (["c"], [(2, 1)])
     store.away = True
     assert store.batch_set_v1(KEYS, "indices") == [False] * 3
     assert seen.threads.failures == 1
