@@ -283,6 +283,8 @@ async def test_every_chunk_has_the_prompt_as_written_the_images_and_the_response
         origin = sampling["custom_params"][ORIGIN]
         assert call["image_data"] == by_length[origin[PROMPT_LEN]]
         assert call["input_ids"][: origin[PROMPT_LEN]].count(PLACEHOLDER) == len(call["image_data"])
+    behind = sum(one.chunks for (name, _), one in samples_of(groups).items() if name != "text")
+    assert sum("image_data" in call for call in it.calls) == behind
     assert report["recomputed_tokens"] == 0, "with the length that the engines count"
 
 
