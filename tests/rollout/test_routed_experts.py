@@ -72,6 +72,7 @@ async def test_chunks_that_end_early_bring_the_rows_of_the_tokens_that_count() -
         for server in it.servers:
             server.faults = deque(["abort", "abort_late", "abort_queued", "ok"] * 4)
         groups, _ = await rolled(it.config_with(**ASKED))
+        assert not any(server.faults for server in it.servers)
     check_rows(groups)
 
 
