@@ -90,7 +90,6 @@ def test_a_request_that_has_ended_since_counts_without_its_sources(engine: Engin
 
 def test_a_step_without_drafts_waits_for_nothing_and_its_tokens_are_made_up_for() -> None:
     engine = Engine(pause=3)
-    plan = None
     for token in (9, 7, 8):
         assert engine.plan() == PLAIN
         for req in engine.reqs:

@@ -467,7 +467,6 @@ async def test_rollouts_of_different_size_have_equal_shares() -> None:
 
 async def test_two_rollouts_with_target_and_rejects_while_an_engine_joins_and_one_leaves() -> None:
     fakes = [FakeSGLang(max_running_requests=6, delay_s=0.002) for _ in range(3)]
-    fakes[2].prompt_lens = fakes[0].prompt_lens
     rejected: Counter[str] = Counter()
 
     async def filtering(stream: Stream) -> list[dict[str, Any]]:
