@@ -44,14 +44,20 @@ class Tokenizer:
 
         Raises ValueError if the messages do not fit the template.
         """
+        return token_array(self._templated(messages, tokenize=True))
+
+    def chat_text(self, messages: list[dict[str, Any]]) -> str:
+        """Returns the text whose ids `apply_chat_template` returns. Raises ValueError like it."""
+        return str(self._templated(messages, tokenize=False))
+
+    def _templated(self, messages: list[dict[str, Any]], *, tokenize: bool) -> Any:
         try:
-            ids = self._tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            return self._tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=tokenize, return_dict=False
             )
         except Exception as error:  # templates are programs: jinja2 errors, KeyError, TypeError
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ValueError(f"chat template: {reason}") from error
-        return token_array(ids)
 
     def stop_len(self, text: str) -> int:
         """Returns the tokens of a stop string, counted as in SGLang's SamplingParams.normalize."""

@@ -205,7 +205,8 @@ class PromptReader(msgspec.Struct, frozen=True):
             raise PromptError(f"{place}: {error}") from error
         return msgspec.structs.replace(prompt, image_data=found.urls, image_tokens=found.tokens)
 
-    def _encoded(self, text: str, tokenizer: Tokenizer, place: str) -> "array[int]":
+    def _require_few(self, text: str, tokenizer: Tokenizer, place: str) -> None:
+        """Raises PromptError for a text with far too many tokens, of which it reads few."""
         most = self.max_prompt_len
         if most is not None and is_long(text, most):
             enough = 2 * most  # where pieces meet, there may be a token more
@@ -214,7 +215,17 @@ class PromptReader(msgspec.Struct, frozen=True):
                     f"{place}: more than {enough} prompt tokens; the engines accept {most} "
                     "and at least one response token"
                 )
-        return tokenizer.encode(text)
+
+    def _chat_ids(
+        self, messages: list[dict[str, Any]], tokenizer: Tokenizer, place: str
+    ) -> "array[int]":
+        try:
+            # A template may leave long parts of the messages out.
+            if self.max_prompt_len is not None and is_long(str(messages), self.max_prompt_len):
+                self._require_few(tokenizer.chat_text(messages), tokenizer, place)
+            return tokenizer.apply_chat_template(messages)
+        except ValueError as error:
+            raise PromptError(f"{place}: {error}") from error
 
     def _ids(
         self, record: PromptRecord, messages: Sequence[dict[str, Any]], place: str
@@ -229,14 +240,12 @@ class PromptReader(msgspec.Struct, frozen=True):
         if record.prompt is not None:
             if not record.prompt:
                 raise PromptError(f"{place}: the prompt is empty")
-            return self._encoded(record.prompt, self.tokenizer, place)
+            self._require_few(record.prompt, self.tokenizer, place)
+            return self.tokenizer.encode(record.prompt)
         for number, message in enumerate(messages):
             if not isinstance(message.get("role"), str):
                 raise PromptError(f"{place}: messages[{number}] has no role")
-        try:
-            return self.tokenizer.apply_chat_template(list(messages))
-        except ValueError as error:
-            raise PromptError(f"{place}: {error}") from error
+        return self._chat_ids(list(messages), self.tokenizer, place)
 
 
 def overridden(sampling: Sampling, overrides: Mapping[str, Any], place: str) -> Sampling:

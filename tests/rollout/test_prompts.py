@@ -79,6 +79,37 @@ def test_a_very_long_text_is_read_whole_only_if_it_may_fit(word: str) -> None:
         assert lengths == [*[PIECE] * 20, 20 * PIECE]
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_chat_far_beyond_the_context_is_refused_by_the_first_pieces_of_its_text(
+    shown: bool,
+) -> None:
+    """A template may leave long messages out: then the chat is read."""
+    lengths: list[int] = []
+
+    class Chats(FakeTokenizer):
+        def encode(self, text: str) -> "array[int]":
+            lengths.append(len(text))
+            return super().encode(text)
+
+        def chat_text(self, messages: list[dict[str, Any]]) -> str:
+            return str(messages[0 if shown else -1]["content"])
+
+        def apply_chat_template(self, messages: list[dict[str, Any]]) -> "array[int]":
+            return self.encode(self.chat_text(messages))
+
+    tokenizer: Any = Chats()
+    contents = ["ab " * 10 * PIECE, "a bb"]
+    chat = {"messages": [{"role": "user", "content": content} for content in contents]}
+    prompts = PromptReader(4, tokenizer, None, 100).each([chat], "groups", {})
+    if shown:
+        with pytest.raises(PromptError, match=r"groups\[0\]: more than 200 prompt tokens"):
+            list(prompts)
+        assert lengths == [PIECE]
+    else:
+        assert list(next(iter(prompts)).prompt_ids) == [1, 2]
+        assert lengths == [4]
+
+
 def test_limit_takes_the_first_prompts(tmp_path: Path) -> None:
     path = write(tmp_path, '{"prompt": "a"}', '{"prompt": "b"}', "not json")
     assert len(reader().read(path, 2)) == 2
