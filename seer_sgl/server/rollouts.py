@@ -26,7 +26,8 @@ from .rollout_served import ServedRollout, clock
 
 # An ended rollout is kept for the client that asks for its report; a report is a few kilobytes.
 REMEMBERED = 64
-PROMPTS_PER_STEP = 16  # between them, other clients are served: a prompt may be long to tokenize
+PROMPTS_PER_STEP = 16  # between them, other clients are served
+LONG_CHARACTERS = 1 << 12  # of a prompt; a tokenizer reads about a thousand per millisecond
 Records = Sequence[PromptRecord | str]
 
 
@@ -184,9 +185,8 @@ class Rollouts:
     ) -> list[Prompt]:
         prompts = list[Prompt]()
         reading = reader.of_body().each(records, "groups", places)
-        threaded = any(map(has_images, records))  # decoding an image takes up to a second
         while True:
-            if threaded:
+            if any(map(_is_slow, records[len(prompts) : len(prompts) + 1])):
                 prompt = await asyncio.to_thread(next, reading, None)
             else:
                 prompt = next(reading, None)
@@ -238,3 +238,15 @@ class _Input(msgspec.Struct):
 def _responses(records: Records, n: int) -> int:
     """Returns the number of responses of groups. `n`: of one without its own."""
     return sum((None if isinstance(record, str) else record.n) or n for record in records)
+
+
+def _is_slow(record: PromptRecord | str) -> bool:
+    """Returns whether a prompt is read in a thread: decoding an image takes up to a second, and a
+    long text takes a tokenizer seconds."""
+    if isinstance(record, str):
+        return len(record) >= LONG_CHARACTERS
+    return (
+        has_images(record)
+        or len(record.prompt or "") >= LONG_CHARACTERS
+        or len(str(record.messages)) >= LONG_CHARACTERS
+    )

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
+from array import array
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -18,6 +20,7 @@ from seer_sgl.server import rollout_served, rollouts
 from seer_sgl.server.prefixes import EVERY, Prefixes
 from seer_sgl.server.rollout_served import ServedRollout
 from seer_sgl.timing import Timing
+from seer_sgl.types import token_array
 from tests.fake_sglang import FakeSGLang
 from tests.fake_sglang import serving as serving_fake
 from tests.support.waiting import until
@@ -68,6 +71,40 @@ async def rolling(fake: FakeSGLang, groups: Any, **options: Any) -> AsyncIterato
         async with rollout(it, groups, **options) as stream:
             yield stream
         await assert_all_free(it)
+
+
+class ThreadsOfTexts:
+    """A tokenizer. `of_loop`: for each text, by its length, whether the event loop read it."""
+
+    vocab_size = 100
+
+    def __init__(self) -> None:
+        self.of_loop: dict[int, bool] = {}
+
+    def encode(self, text: str) -> "array[int]":
+        self.of_loop[len(text)] = threading.current_thread() is threading.main_thread()
+        return token_array([5, 6, 7])
+
+    def apply_chat_template(self, messages: list[dict[str, Any]]) -> "array[int]":
+        return self.encode(messages[0]["content"])
+
+
+async def test_long_texts_do_not_keep_the_server_from_its_other_clients() -> None:
+    tokenizer = ThreadsOfTexts()
+    reader: Any = tokenizer
+    long = rollouts.LONG_CHARACTERS
+    chats = [{"messages": [{"role": "user", "content": "x" * size}]} for size in (3, long + 2)]
+    groups = ["x", "x" * long, {"prompt": "xx"}, {"prompt": "x" * (long + 1)}, *chats]
+    async with served(FakeSGLang(), sampling=SAMPLING) as it:
+        it.service.rollout.tokenizer = reader
+        async with rollout(it, groups, n_samples_per_prompt=1) as stream:
+            *_, end = await stream.rest()
+        await assert_all_free(it)
+    assert end["groups"] == len(groups)
+    assert tokenizer.of_loop == {
+        **{1: True, 2: True, 3: True},
+        **{long: False, long + 1: False, long + 2: False},
+    }
 
 
 async def test_each_group_comes_once_as_of_a_fault_free_run_between_start_and_end() -> None:
