@@ -39,8 +39,7 @@ async def serve(config: Config, log_dir: Path) -> None:
     config = with_keys(config)
     server = config.server
     _require_token_beyond_loopback(server)
-    if server.port:
-        require_free_port(server.port, "server.port", server.host)
+    require_free_port(server.port, "server.port", server.host)
     async with Rollout(config, log_dir=log_dir, gives_up=False) as rollout:
         service = Service(rollout)
         with rare_collections():
@@ -81,7 +80,7 @@ def rare_collections() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def serving(service: Service) -> AsyncIterator[str]:
-    """Listens at the configured address, and yields the URL."""
+    """Listens at the configured address, and yields the URL. Raises ConfigError if it cannot."""
     server = service.settings
     runner = web.AppRunner(
         make_app(service),
@@ -94,7 +93,10 @@ async def serving(service: Service) -> AsyncIterator[str]:
     await runner.setup()
     try:
         site = web.TCPSite(runner, server.host, server.port)
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:  # the port was free before the engines started
+            raise ConfigError(f"server.port: {error.strerror or error}") from error
         host, port = runner.addresses[0][:2]
         yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from seer_sgl.link.contract import API_KEY
 from seer_sgl.server.command import ADMIN_KEY, SERVER_KEY, serve, with_keys
 from tests.fake_sglang import FakeSGLang, serving
 from tests.support.waiting import until
+
+from .helpers import served
 
 
 async def test_the_end_unfreezes_what_the_start_froze(tmp_path: Path) -> None:
@@ -30,6 +33,26 @@ async def test_the_end_unfreezes_what_the_start_froze(tmp_path: Path) -> None:
             await work
     gc.set_threshold(*threshold)
     assert gc.get_freeze_count() == 0
+
+
+async def test_a_port_that_was_taken_while_the_engines_started_is_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"^server\.port: .*{port}.*in use"):
+            async with served(FakeSGLang(), server={"port": port}):
+                pass
+
+
+async def test_an_address_of_another_machine_is_refused_before_the_engines_start(
+    tmp_path: Path,
+) -> None:
+    """Also for a port that the system chooses."""
+    server = {"host": "192.0.2.1", "port": 0, "api_key": "a"}
+    engines = {"launch": "external", "urls": ["http://127.0.0.1:1"]}
+    with pytest.raises(ConfigError, match=r"^server\.port: 192\.0\.2\.1:0: Cannot assign"):
+        await serve(parse({"engines": engines, "server": server}), tmp_path)
 
 
 @pytest.mark.parametrize(("launch", "key"), [("local", None), ("ray", None), ("local", "")])
