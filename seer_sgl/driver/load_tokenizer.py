@@ -38,9 +38,13 @@ def tokenizer_of(source: TokenizerSource) -> Tokenizer | None:
     the tokenizer cannot be loaded.
     """
     folder = Path(source.tokenizer_path)
-    if folder.is_dir() and not any(any(folder.glob(name)) for name in TOKENIZER_FILES):
-        return None
-    return _loaded(source, _stamps(folder))
+    try:
+        stamps = _stamps(folder)
+        if folder.is_dir() and not any(any(folder.glob(name)) for name in TOKENIZER_FILES):
+            return None
+    except OSError as error:  # no permission, or a name that is too long
+        raise ConfigError(f"no tokenizer in {folder}: {error.strerror}") from error
+    return _loaded(source, stamps)
 
 
 def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:

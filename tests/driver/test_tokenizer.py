@@ -123,6 +123,11 @@ def test_another_mistake_of_a_tokenizer_is_named_as_what_it_is(tmp_path: Path) -
         load_tokenizer(str(tmp_path))
 
 
+def test_a_path_that_cannot_be_looked_at_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^no tokenizer in x{300}: [^\n]+$"):
+        load_tokenizer("x" * 300)  # longer than a file's name may be
+
+
 def test_where_sglang_cannot_be_asked_transformers_loads_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
