@@ -1,4 +1,4 @@
-"""Files: lines that are appended whole or not at all, and what a file may begin with."""
+"""Files: what is written whole or not at all, and what a file may begin with."""
 
 import codecs
 import contextlib
@@ -19,6 +19,21 @@ def append_whole(file: io.FileIO, content: bytes) -> None:
             rest = rest[file.write(rest) :]
     except OSError:
         file.truncate(size)
+        raise
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file. Raises OSError; then an earlier file is unchanged.
+
+    A reader finds the earlier file or the new one, also if the process is killed meanwhile.
+    """
+    new = path.with_name(f".{path.name}.new")
+    try:
+        new.write_bytes(content)
+        new.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
         raise
 
 

@@ -1,4 +1,4 @@
-"""Files of lines on a disk that returns errors."""
+"""Files that are written on a disk that returns errors."""
 
 import io
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seer_sgl.files import LineFile
+from seer_sgl.files import LineFile, write_whole
 
 
 def test_a_line_that_does_not_fit_leaves_no_trace(tmp_path: Path) -> None:
@@ -27,6 +27,22 @@ def test_a_line_that_does_not_fit_leaves_no_trace(tmp_path: Path) -> None:
     file.append(b"d\n")
     file.close()
     assert file.path.read_bytes() == (b"a" * 299 + b"\n") * 3 + b"c" * 99 + b"\nd\n"
+
+
+def test_a_file_that_does_not_fit_leaves_the_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_whole(path, b"earlier")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_whole(path, b"a" * 1001)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == b"earlier"
+    write_whole(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_an_earlier_file_stays_until_there_is_something_to_write(tmp_path: Path) -> None:

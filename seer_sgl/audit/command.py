@@ -15,7 +15,7 @@ from rich.progress import Progress
 from seer_sgl.config.addresses import is_url
 from seer_sgl.engine.session import open_session
 from seer_sgl.errors import AuditFailed, ConfigError
-from seer_sgl.files import explained, make_out_folder
+from seer_sgl.files import explained, make_out_folder, write_whole
 from seer_sgl.link.contract import API_KEY
 from seer_sgl.sampling import Sampling
 from seer_sgl.timing import DEFAULT, Timing
@@ -136,7 +136,7 @@ async def audit(
     report = _report(request, file, chosen, found, served=served, weights=weights)
     with explained(out / RESULT):
         encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
-        (out / RESULT).write_bytes(encoded + b"\n")
+        write_whole(out / RESULT, encoded + b"\n")
     _show(report, console)
     logger.info("wrote %s", out / RESULT)
     if report.exceeded:

@@ -14,7 +14,7 @@ from seer_sgl.config import Config, LocalEngines, with_values
 from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.fleet import open_fleet
 from seer_sgl.errors import ConfigError, RolloutError, SeerError
-from seer_sgl.files import explained
+from seer_sgl.files import explained, write_whole
 from seer_sgl.report.progress import ShownProgress
 from seer_sgl.rollout.command import COMPARISON, RolledOut, roll_out
 from seer_sgl.timing import DEFAULT, Timing
@@ -169,5 +169,6 @@ def _ratio(ours: float, plain: float) -> float:
 
 def _write(comparison: Comparison, path: Path) -> None:
     with explained(path):
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n")
+        written = msgspec.json.format(msgspec.json.encode(comparison), indent=2)
+        write_whole(path, written + b"\n")
     logger.info("wrote %s", path)

@@ -17,7 +17,7 @@ from rich.console import Console
 from seer_sgl.config import Config, ExternalEngines
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ConfigError, RolloutError
-from seer_sgl.files import FileReserve, explained, out_has
+from seer_sgl.files import FileReserve, explained, out_has, write_whole
 from seer_sgl.report.progress import ShownProgress
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.style import can_draw
@@ -176,7 +176,7 @@ def _write_again(
     path = samples.parent / "report.json"
     with explained(path):
         report = {**journal.report(), "error": _reason(given_up)}
-        path.write_text(json.dumps(report, indent=2) + "\n")
+        write_whole(path, json.dumps(report, indent=2).encode() + b"\n")
     if given_up is not None:
         raise given_up
     logger.info("%s", _summary(rollout.report()))
@@ -246,7 +246,7 @@ def _write_results(
     """
 
     def write_report(path: Path) -> None:
-        path.write_text(json.dumps(report, indent=2) + "\n")
+        write_whole(path, json.dumps(report, indent=2).encode() + b"\n")
 
     def write_timeline(path: Path) -> None:
         draw_timeline(record, path)

@@ -17,7 +17,7 @@ from seer_sgl.engine.describe import describe
 from seer_sgl.engine.session import open_session
 from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError
-from seer_sgl.files import explained, make_out_folder
+from seer_sgl.files import explained, make_out_folder, write_whole
 from seer_sgl.link.contract import API_KEY
 from seer_sgl.report.style import can_draw
 from seer_sgl.sim.config import EngineConfig
@@ -129,7 +129,7 @@ class WhatIf:
         built = msgspec.to_builtins(self.answer)
         if out is not None:
             with explained(out / "what-if.json"):
-                (out / "what-if.json").write_text(_json(built, indent=2) + "\n")
+                write_whole(out / "what-if.json", _json(built, indent=2).encode() + b"\n")
             if can_draw():
                 from .picture import draw
 
