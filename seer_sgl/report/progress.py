@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from seer_sgl.engine_types import EngineInfo
 from seer_sgl.timing import DEFAULT, Timing
-from seer_sgl.types import Failure, Group, Request, Sample
+from seer_sgl.types import Failure, FailureKind, Group, Request, RequestState, Sample
 
 from .counts import RATE_WINDOW_S, EngineCounts, FleetCounts
 from .report import before_tail
@@ -43,17 +43,21 @@ class ShownProgress(FleetCounts):
         self.groups, self.requests = groups, requests
         self.groups_done = 0
         self.requests_done = 0
+        self._given_up = 0  # unfinished requests of groups that were given up
         self._tail_since: float | None = None
 
     @override
     def closed(self, group: Group, failure: Failure | None) -> None:
         self.groups_done += failure is None
+        if failure is not None and failure.kind is not FailureKind.LEFT:
+            unfinished = (r.state is not RequestState.FINISHED for r in group.requests)
+            self._given_up += sum(unfinished)
+            self._look_for_tail()
 
     @override
     def finished(self, request: Request, sample: Sample) -> None:
         self.requests_done += 1
-        if self._tail_since is None and self.requests_done >= before_tail(self.requests):
-            self._tail_since = self._clock()
+        self._look_for_tail()
 
     @contextlib.asynccontextmanager
     async def shown(self, console: Console, timing: Timing = DEFAULT) -> AsyncIterator[None]:
@@ -122,6 +126,11 @@ class ShownProgress(FleetCounts):
 
     def _hidden(self) -> int:
         return len(self.engines) - len(self._shown())
+
+    def _look_for_tail(self) -> None:
+        needed = before_tail(self.requests - self._given_up)
+        if self._tail_since is None and self.requests_done >= needed:
+            self._tail_since = self._clock()
 
     def _tail(self, otherwise: str) -> str:
         """Returns the time since only the last 10 % of the requests are unfinished."""

@@ -13,6 +13,7 @@ from rich.console import Console
 from seer_sgl.engine_types import EngineLoad
 from seer_sgl.report.progress import ShownProgress
 from seer_sgl.timing import Timing
+from seer_sgl.types import Failure, FailureKind
 from tests.helpers import made_sample, make_group, make_reply
 from tests.support.infos import chunk_on, info, landed
 
@@ -136,5 +137,17 @@ def test_the_tail_clock_starts_with_the_last_tenth() -> None:
     last = make_group("z", n=1).requests[0]
     last.finish("stop", None, 2.0)
     shown.finished(last, made_sample(last))
+    now[0] += 2.5
+    assert "tail 2.5 s" in next(shown.lines())
+
+
+def test_the_tail_does_not_wait_for_requests_that_were_given_up() -> None:
+    now = [100.0]
+    shown = half_done(lambda: now[0])
+    other = make_group("y", n=1)
+    shown.closed(other, Failure(FailureKind.LEFT, "its caller left"))
+    now[0] += 1
+    assert "tail -" in next(shown.lines()), "the rollout has ended before its tail"
+    shown.closed(other, Failure(FailureKind.LOST, "it failed"))
     now[0] += 2.5
     assert "tail 2.5 s" in next(shown.lines())
