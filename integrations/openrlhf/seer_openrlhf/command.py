@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs a training. Exits as the module says."""
     try:
         flags, others = read_flags(sys.argv[1:] if argv is None else argv)
-        if flags.config and not Path(flags.config).is_file():
-            raise UsageError(f"--seer.config: there is no file {flags.config}")
+        if flags.config:
+            _require_file(flags.config)
         refused = list(refusals(others, flags.over_sampling))
     except UsageError as error:
         refused = [str(error)]
@@ -56,6 +56,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             _train(flags, others)
     except (ServeError, TrainingError) as error:
         _end([str(error)], 1)
+
+
+def _require_file(config: str) -> None:
+    try:
+        found = Path(config).is_file()
+    except OSError as error:  # no permission, or a name that is too long
+        raise UsageError(f"--seer.config: {config}: {error.strerror}") from None
+    if not found:
+        raise UsageError(f"--seer.config: there is no file {config}")
 
 
 def _train(flags: SeerFlags, others: Sequence[str]) -> None:

@@ -112,6 +112,10 @@ def test_workers_get_the_flags_openrlhfs_variables_and_no_token(
         (TRAIN, ["--seer.url, --seer.config: give one of the two"]),
         (["--seer.config", "none.yaml", *TRAIN], ["--seer.config: there is no file none.yaml"]),
         (
+            ["--seer.config", "x" * 300, *TRAIN],
+            [f"--seer.config: {'x' * 300}: File name too long"],
+        ),
+        (
             [*URL, "--ds.lora.ran", "8"],
             [
                 "--ds.lora.rank: the engines take whole weights, and LoRA trains adapters",
