@@ -10,6 +10,7 @@ server aborts the rest. P is a JSONL file of prompts. The reward here is toy: an
 import argparse
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ def reward(sample: dict[str, Any]) -> float:
 
 
 async def main(url: str, groups: list[Any], target: int) -> None:
-    """Accepts groups whose rewards differ and prints them."""
+    """Accepts groups whose rewards differ and prints them. Exits if the server refuses them."""
     body = {"groups": groups, "target_groups": target, "dynamic_filtering": True, "seed": 1}
     async with (
         aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=None)) as session,
         session.post("/rollout", json=body, read_bufsize=1 << 26) as stream,
     ):
+        if stream.status != 200:
+            sys.exit(f"{url} answers {stream.status}: {await stream.text()}")
         async for line in stream.content:
             event = json.loads(line)
             if event["event"] == "group":

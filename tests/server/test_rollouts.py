@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
+from examples.rollout_client import main as example
 from seer_sgl.errors import RolloutError
 from seer_sgl.server import rollout_served, rollouts
 from seer_sgl.server.prefixes import EVERY, Prefixes
@@ -576,3 +577,9 @@ async def test_the_end_of_the_driver_ends_a_stream_with_the_reason(
             status, _ = await it.post("/rollout", groups=prompts(1))
     assert (end["state"], end["error"]) == ("failed", "the driver is broken")
     assert status == 503
+
+
+async def test_the_example_of_a_client_ends_with_the_reason_if_it_is_refused() -> None:
+    async with served(FakeSGLang()) as it:
+        with pytest.raises(SystemExit, match=r"answers 400: .*target_groups: 4 of 2 groups"):
+            await example(it.url, prompts(2), 4)
