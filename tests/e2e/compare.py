@@ -29,6 +29,7 @@ class Migrations(Returns):
 
     def __init__(self) -> None:
         self.recomputed: list[int] = []
+        self.fetches = 0  # chunks that moved, and for which an engine read KV from the pool
         self.recomputed_after_fetch: list[int] = []  # of chunks with stored KV
         # Those of them that took less time than an engine has to read KV, so that no read of theirs
         # was ended early, and whose requests never lacked KV.
@@ -59,6 +60,7 @@ class Migrations(Returns):
         elif chunk.migrated:
             again = chunk.input_len - reply.cached
             self.recomputed.append(again)
+            self.fetches += reply.cached_storage > 0
             if chunk.move is Move.FETCH:
                 self.recomputed_after_fetch.append(again)
                 whole = chunk.reads and chunk.request.uid not in self._incomplete

