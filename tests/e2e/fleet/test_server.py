@@ -6,6 +6,7 @@ Seeded requests through the server must return what the plain server returns by 
 import asyncio
 import contextlib
 import json
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -205,20 +206,31 @@ async def sibling_drafts(it: Served) -> int:
 
 
 async def test_turns_of_a_session_prefer_the_engine_with_their_kv(fleet: dict[str, Any]) -> None:
+    """The first turns of two sessions run at once, on an engine each. Every later turn runs alone:
+    without a preference, all of them would run on the first engine."""
+    asked = {"one": [1] + [7] * 200, "other": [1] + [8] * 200}
+    engines: defaultdict[str, set[str]] = defaultdict(set)
+    cached: defaultdict[str, list[int]] = defaultdict(list)
     async with through_us(fleet) as it:
-        text = [1] + [7] * 200
-        engines, cached = [], []
-        for turn in range(4):
+
+        async def take_turn(session: str, turn: int) -> None:
             reply = await it.generate(
-                input_ids=text,
-                session_id="conversation",
+                input_ids=asked[session],
+                session_id=session,
                 sampling_params={"max_new_tokens": 40, "ignore_eos": True, "sampling_seed": turn},
             )
             meta = reply["meta_info"]
-            engines += meta["seer"]["engines"]
-            cached.append(meta["cached_tokens"])
-            text = text + reply["output_ids"] + [9, 8]
+            engines[session] |= set(meta["seer"]["engines"])
+            cached[session].append(meta["cached_tokens"])
+            asked[session] += [*reply["output_ids"], 9, 8]
             assert it.service.generation.open_groups >= 1
-        assert await it.post("/close_session", session_id="conversation") == (200, None)
-    assert len(set(engines)) == 1
-    assert cached[1:] > [190, 230, 270]
+
+        await asyncio.gather(*(take_turn(session, 0) for session in asked))
+        for turn in range(1, 4):
+            for session in asked:
+                await take_turn(session, turn)
+        for session in asked:
+            assert await it.post("/close_session", session_id=session) == (200, None)
+    assert sorted(sorted(each) for each in engines.values()) == [["e0"], ["e1"]]
+    for found in cached.values():
+        assert all(more > least for more, least in zip(found[1:], (190, 230, 270), strict=True))
