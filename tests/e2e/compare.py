@@ -111,6 +111,21 @@ def accepted_drafts(report: Any) -> int:
     return sum(report["drafting"]["accepted_by_position"])
 
 
+def has_accepted_draft(sample: Sample) -> bool:
+    """Returns whether a draft was surely accepted. The first token of each chunk comes from its
+    prefill: without an accepted draft, the tokens per verification are above 1 for that alone."""
+    behind = sample.response_length - sample.chunks  # the most verifications that it can have
+    return (sample.accept_length or 0.0) * behind > sample.response_length + 0.5  # of rounding
+
+
+def saved_steps(meta: dict[str, Any]) -> int:
+    """Returns the steps that accepted drafts saved a response of a rollout server, at least. The
+    first token of each chunk comes from its prefill, and the others from verifications."""
+    chunks: int = meta["seer"]["chunks"]
+    tokens: int = meta["completion_tokens"]
+    return tokens - chunks - int(meta.get("spec_verify_ct", 0))
+
+
 def by_key(samples: Sequence[Sample]) -> Samples:
     """Returns the samples by group and index."""
     return {(sample.group_id, sample.index): sample for sample in samples}

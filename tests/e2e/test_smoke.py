@@ -84,6 +84,7 @@ def test_the_command_writes_samples_report_and_timeline_and_plain_sglang_has_the
     for name in ("seer_sgl", "plain"):
         assert comparison[name]["response_tokens"] == report["response_tokens"]
     assert comparison["seer_sgl"]["accept_length"] == report["accept_length"] > 1
+    assert accepted_drafts(report) > 0
     assert comparison["plain"]["accept_length"] is None
     assert comparison["plain"]["chunks"] == len(samples), "undivided"
 

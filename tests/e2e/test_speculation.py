@@ -14,7 +14,7 @@ import pytest
 from seer_sgl import Rollout
 from seer_sgl.rollout.samples import encode_sample
 from seer_sgl.types import Sample
-from tests.e2e.compare import accepted_drafts, assert_identical, collected
+from tests.e2e.compare import accepted_drafts, assert_identical, collected, has_accepted_draft
 from tests.e2e.held_out import texts, tokenizer
 from tests.e2e.rig import WHOLE, Rig
 
@@ -88,15 +88,16 @@ async def test_two_ways_to_stop_end_a_drafted_response_where_they_end_a_plain_on
     assert_identical(whole, parts)
     assert [one["engine_id"] for one in report["drafting"]["engines"]] == ["e0", "e1"]
     # In chunks of 3 tokens the drafts are what siblings happen to have written by then.
-    assert accepted_drafts(report) > (ENOUGH if with_history or chunk_tokens > 3 else 0)
+    many = with_history or chunk_tokens > 3
+    assert accepted_drafts(report) > (ENOUGH if many else 0)
     for kind, own in kinds.items():
         found = [sample for (group, _), sample in parts.items() if group.startswith(kind)]
         undivided = {"stop_regex", "regex"} & own.keys()
         assert sum(sample.chunks for sample in found) > len(found) or undivided, kind
         stopped = [sample for sample in found if sample.finish_reason == "stop"]
         assert len(stopped) > len(found) / 3, kind
-        if "regex" not in own:
-            assert max(sample.accept_length or 0 for sample in found) > 1, kind
+        if many and "regex" not in own:
+            assert any(map(has_accepted_draft, found)), kind
     assert {type(sample.matched) for sample in parts.values()} >= {int, str}
     spanning = [
         sample

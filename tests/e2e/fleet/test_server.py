@@ -16,7 +16,7 @@ import pytest
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.scheduling.placement import Placement
-from tests.e2e.compare import LOGPROB_TOLERANCE
+from tests.e2e.compare import LOGPROB_TOLERANCE, saved_steps
 from tests.e2e.fleet.conftest import LONGEST, kinds
 from tests.e2e.held_out import texts
 from tests.e2e.rig import Rig
@@ -115,9 +115,7 @@ async def test_each_reply_to_requests_of_different_sampling_is_sglangs(
     assert len(divided) == len(requests) - 3
     moved = [seer for seer in divided if len(set(seer["engines"])) > 1]
     assert len(moved) > 4
-    steps = sum(reply["meta_info"].get("spec_verify_ct", 0) for reply in ours)
-    tokens = sum(reply["meta_info"]["completion_tokens"] for reply in ours)
-    assert 0 < steps < tokens
+    assert sum(map(saved_steps, metas)) > 0, "drafts were accepted"
     # The server's figures are what its clients received.
     assert now("seer_generated_tokens_total") == sum(meta["completion_tokens"] for meta in metas)
     chunks = sum(seer["chunks"] for seer in divided)
