@@ -49,6 +49,7 @@ def test_engines_that_verify_the_root_alone_bring_the_samples_of_a_plain_engine(
             return [engine.draft_tokens for engine in rollout.engines]
 
     with servers([plain, first, second], flags, tmp_path, cores=cores):
+        moves = []
         for sampling in KINDS:
             whole, _ = asyncio.run(roll(config([plain], sampling, divide=False), PROMPTS))
             divided = config([first, second], sampling, divide=True)
@@ -56,4 +57,6 @@ def test_engines_that_verify_the_root_alone_bring_the_samples_of_a_plain_engine(
             assert_identical(whole, parts)
             assert report["accept_length"] is None
             assert report["drafting"] is None
+            moves.append(report["migrations"])
+        assert moves[0] > 0, "only a penalty keeps a request undivided"
         assert asyncio.run(drafting()) == [0, 0]
