@@ -198,11 +198,13 @@ async def test_engines_of_two_ranks_take_part_in_a_trainers_group(
         async with serving(urls, LIMIT) as it:
             old, load = it.service.version(), Load(it)
             await load.start(urls[0])
-            for kind, version in (("distributed", "new"), ("tensor", "newer")):
+            names = [await loaded(it)]
+            sent = (("distributed", "new", other_model), ("tensor", "newer", MODEL))
+            for kind, version, model in sent:
                 await trained(
                     tmp_path / "trainer.log",
                     url=it.url,
-                    model=str(other_model),
+                    model=str(model),
                     kind=kind,
                     ranks=4,
                     version=version,
@@ -210,7 +212,9 @@ async def test_engines_of_two_ranks_take_part_in_a_trainers_group(
                 )
                 if kind == "distributed":
                     await load.assert_switched(urls[1], old, "new")
-                await loaded(it)
+                names.append(await loaded(it))
+                assert it.service.version() == version
+    assert names[0] == names[2] != names[1], "the second update has loaded the first weights again"
 
 
 @pytest.mark.long
