@@ -42,8 +42,9 @@ class Backend:
     cancelled: a half-done call would leave the engines in different states. They return what each
     engine replied. They raise EnginesFailed if no engine did what the call asked for, or if one
     refused it (`flush_cache` and `call_each` leave that to their caller); InputError for a wrong
-    argument, StateError if another change is in the way, and RolloutError if there is no engine or
-    the rollout is closed. `seer_sgl.backend.calls.limited` limits their time.
+    argument, StateError if another change is in the way, and RolloutError if there is no engine,
+    if none has all of an update, or the rollout is closed. `seer_sgl.backend.calls.limited` limits
+    their time.
     """
 
     def __init__(

@@ -153,7 +153,10 @@ async def end(state: FleetState, fields: Fields) -> CallResult:
     finally:
         state.session = None
         state.holds.end(SESSION)
-    return _served_if_any(replies)
+    result = _served_if_any(replies)
+    if not result.failed:
+        _require_current(state)
+    return result
 
 
 async def update(state: FleetState, new: WeightUpdate, before: Before | None) -> CallResult:

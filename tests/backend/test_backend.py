@@ -149,8 +149,10 @@ async def test_an_update_that_fails_half_way_on_every_engine_leaves_none_that_se
         with pytest.raises(EnginesFailed, match="partially updated"):
             await backend.update_weights(update)
         if bucketed:
-            await backend.end_update()
+            with pytest.raises(RolloutError, match="no engine has the new weights; engine e0: "):
+                await backend.end_update()
         assert sorted(backend.driver.stale) == ["e0", "e1"]
+        assert not backend.holds
         assert not any(map(backend.driver.available, ("e0", "e1")))
         await backend.update_weights(update)
         assert not backend.driver.stale
