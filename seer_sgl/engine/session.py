@@ -160,22 +160,30 @@ async def within(within_s: float) -> AsyncIterator[None]:
     A loop runs the timers that are due before it reads what has arrived in the meantime. So a
     driver that was held up would blame every server that it waits for.
     """
-    loop = asyncio.get_running_loop()
-    timer: asyncio.TimerHandle
     async with asyncio.timeout(None) as timeout:
-
-        def pass_slice(left: int) -> None:
-            nonlocal timer
-            if left:
-                timer = loop.call_later(within_s / SLICES, pass_slice, left - 1)
-            else:
-                timeout.reschedule(loop.time())
-
-        timer = loop.call_later(within_s / SLICES, pass_slice, SLICES - 1)
+        slices = _Slices(timeout, within_s / SLICES)
         try:
             yield
         finally:
-            timer.cancel()
+            slices.timer.cancel()  # a handle that is cancelled refers to no callback
+
+
+class _Slices:
+    """Ends a timeout once SLICES times `slice_s` have passed, one after the other."""
+
+    def __init__(self, timeout: asyncio.Timeout, slice_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout = timeout
+        self._slice_s = slice_s
+        self._left = SLICES
+        self.timer = self._loop.call_later(slice_s, self._passed)  # of the present slice
+
+    def _passed(self) -> None:
+        self._left -= 1
+        if self._left:
+            self.timer = self._loop.call_later(self._slice_s, self._passed)
+        else:
+            self._timeout.reschedule(self._loop.time())
 
 
 class LateBody(aiohttp.Payload):
