@@ -196,8 +196,10 @@ async def update(state: FleetState, new: WeightUpdate, before: Before | None) ->
             session.engines = updated
             session.version = new.version or session.version
         else:
-            # Without its memory an engine's weights have a name that says nothing.
-            known = newest if not state.lacks_memory else {}
+            # Weights without memory have a name that says nothing.
+            lacking = {e.info.server_id for e in ready if "weights" in state.released_by(e)}
+            present = [e.info for e in ready if e.info.server_id not in lacking]
+            known = {info.engine_id: newest.get(info.engine_id) for info in present}
             reports = new.path != IPC  # there SGLang passes any exception on
             broken = await mark_changed(state, ready, replies, known, reports=reports)
             if session is not None:

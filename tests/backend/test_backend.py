@@ -200,6 +200,21 @@ async def test_an_engine_whose_weights_changed_in_an_update_that_failed_does_not
         check(await generating(it), [*fakes], "v1")
 
 
+async def test_an_update_before_the_kv_has_its_memory_back_shows_if_it_changed_weights() -> None:
+    reports = [{"version": "1", "missing": [], "instance": name, "weights": "old"} for name in "ab"]
+    fakes = [Changed(longest=10_000, plugin=report) for report in reports]
+    for fake in fakes:
+        fake.fails = "Failed to update weights of the draft."
+    async with served(*fakes) as it:
+        backend = it.service.backend
+        await backend.release_memory()
+        await backend.resume_memory(["weights"])
+        with pytest.raises(EnginesFailed):
+            await backend.update_weights(WeightUpdate.from_disk("new", flush_cache=False))
+        assert sorted(backend.driver.stale) == ["e0", "e1"]
+        await backend.resume_memory()
+
+
 async def test_an_engine_that_dies_between_begin_and_end_is_stale(
     trainer: Trainer, it: Served, fakes: Fakes
 ) -> None:
