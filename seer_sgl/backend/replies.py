@@ -35,6 +35,16 @@ class EngineReply(msgspec.Struct, frozen=True):
         return self.status is not None and not self.ok
 
     @property
+    def unread(self) -> bool:
+        """Whether the engine's HTTP server refused the call, before SGLang acted on it.
+
+        What SGLang replies to a call that it has tried has `success`, or is an error of a server.
+        """
+        if self.status is None or self.ok or self.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return False
+        return not (isinstance(self.reply, dict) and "success" in self.reply)
+
+    @property
     def message(self) -> str:
         """The engine's explanation in one line."""
         reply = self.reply

@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine_types import EngineInfo
-from seer_sgl.errors import ConfigError, EngineUnavailable
+from seer_sgl.errors import ConfigError, EngineRestarted, EngineUnavailable
 
 from .calls import call, on_each
 from .replies import EngineReply, Replies
@@ -100,12 +100,14 @@ async def _changed(
     """Returns whether an update that an engine refused may have changed its weights."""
     if any(words in str(reply.reply) for words in CHANGED):
         return True
-    if before is None or before.weights is None:
-        return not reports
-    try:
-        return (await engine.refresh()).weights != before.weights
-    except EngineUnavailable:  # its next check compares its weights
-        return False
+    if before is not None and before.weights is not None:
+        try:
+            return (await engine.refresh()).weights != before.weights
+        except EngineRestarted:  # its next check compares its weights
+            return False
+        except EngineUnavailable:  # nothing compares them
+            pass
+    return not reports and not reply.unread
 
 
 async def all_opened(engines: Sequence[HttpEngine], body: bytes) -> Replies:

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from aiohttp import web
 from typing_extensions import override
 
 from seer_sgl.backend.calls import limited
@@ -196,6 +197,24 @@ async def test_an_engine_whose_weights_changed_in_an_update_that_failed_does_not
         for fake in fakes:
             fake.fails = ""
         await backend.update_weights(update)
+        assert not backend.driver.stale
+        check(await generating(it), [*fakes], "v1")
+
+
+class WithoutUpdates(FakeSGLang):
+    """An engine of a version without a path of updates."""
+
+    @override
+    async def update(self, fields: dict[str, Any]) -> Any:
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+
+async def test_an_update_that_no_engine_has_a_path_for_changes_nothing() -> None:
+    fakes = [WithoutUpdates(longest=10_000) for _ in range(2)]
+    async with served(*fakes) as it:
+        backend = it.service.backend
+        with pytest.raises(EnginesFailed, match="HTTP 404"):
+            await backend.update_weights(WeightUpdate.from_ipc({"cpu": "ipc:///x"}))
         assert not backend.driver.stale
         check(await generating(it), [*fakes], "v1")
 
