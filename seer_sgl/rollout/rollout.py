@@ -349,7 +349,7 @@ class Rollout:
 
     def _start(self, journal: RolloutJournal | None) -> Start:
         """Returns how to begin or to continue with a rollout."""
-        setting, seed = self.config.rollout.seed, self._seed_of_next_run()
+        setting, seed = self.config.rollout.seed, self.seed_of_next_run()
         start = None if journal is None else journal.start(setting)
         if start is not None:
             return start
@@ -372,11 +372,12 @@ class Rollout:
 
     def next_seed(self) -> int:
         """Takes the seed of the next run: the config's for the first, then derived ones."""
-        seed = self._seed_of_next_run()
+        seed = self.seed_of_next_run()
         self._runs += 1
         return seed
 
-    def _seed_of_next_run(self) -> int:
+    def seed_of_next_run(self) -> int:
+        """Returns the seed that `next_seed` would take."""
         return self._seed if not self._runs else derived_seed(self._seed, "run", self._runs)
 
     def make_groups(

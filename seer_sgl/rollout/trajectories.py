@@ -282,8 +282,9 @@ async def trajectories(
     if rollout.config.scheduling.policy == "oracle":
         raise ConfigError("scheduling.policy: oracle has no lengths of trajectories")
     checked = rollout.prompt_reader().convert(prompts)
-    seed = rollout.next_seed()
-    rollout.make_groups(checked, GroupMaker(run_id, seed), rollout.config.sampling)  # raises
+    maker = GroupMaker(run_id, rollout.seed_of_next_run())
+    rollout.make_groups(checked, maker, rollout.config.sampling)  # raises
+    seed = rollout.next_seed()  # a refused run takes no seed
     session = _Session(rollout, run_id, observers)
     following = asyncio.create_task(session.follow())
     ended: asyncio.Queue[asyncio.Task[Trajectories[T]]] = asyncio.Queue()

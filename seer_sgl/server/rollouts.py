@@ -104,6 +104,8 @@ class Rollouts:
                 ended=self._keep,
             )
             stack.pop_all()  # the rollout closes its journal
+        if body.seed is None and (journal is None or journal.stored is None):
+            self._rollout.next_seed()  # not before: a refused rollout takes no seed
         self._generation.reserve(requests)
         self._running[start.rollout_id] = served
         self._inputs[served] = _Input(reader, n, session.maker, sampling, places)
@@ -174,7 +176,7 @@ class Rollouts:
             rollout_id = body.rollout_id or new_rollout_id()
             # Not the client's name alone: its chunks of before may still be in flight.
             run_id = f"{rollout_id}-{secrets.token_hex(4)}"
-            seed = self._rollout.next_seed() if body.seed is None else body.seed
+            seed = self._rollout.seed_of_next_run() if body.seed is None else body.seed
             return Start(rollout_id, run_id, seed, body.seed)
         if body.rollout_id not in (None, start.rollout_id):
             raise BadRequest(f"rollout_id: the journal has rollout {start.rollout_id!r}")

@@ -9,11 +9,11 @@ import pytest
 
 from seer_sgl import Rollout
 from seer_sgl.config import with_values
-from seer_sgl.errors import ConfigError, PromptError, RolloutError
+from seer_sgl.errors import ConfigError, InputError, PromptError, RolloutError
 from seer_sgl.rollout.trajectories import Client
 from seer_sgl.types import Prompt, Sample
 from tests.fake_sglang import response_of
-from tests.rollout.fakes import LIMIT, LONGEST, PROMPTS, N, Refusing, fakes
+from tests.rollout.fakes import LIMIT, LONGEST, PROMPTS, SEED, N, Refusing, fakes
 from tests.support.waiting import until
 
 TURNS = 3
@@ -231,6 +231,15 @@ async def test_the_oracle_is_refused() -> None:
         with pytest.raises(ConfigError, match="oracle has no lengths of trajectories"):
             async for _ in rollout.trajectories(turns, PROMPTS):
                 pass
+
+
+async def test_refused_trajectories_take_no_seed() -> None:
+    refused = {**PROMPTS[0], "sampling": {"min_p": 0.1}}
+    async with fakes() as it, Rollout(it.config) as rollout:
+        with pytest.raises(InputError, match="min_p"):
+            async for _ in rollout.trajectories(turns, [refused]):
+                pass
+        assert rollout.seed_of_next_run() == SEED
 
 
 async def test_leaving_early_aborts_the_other_trajectories() -> None:

@@ -182,6 +182,14 @@ async def test_without_a_seed_rollouts_differ_as_the_runs_of_one_rollout_do() ->
     assert seeds[1] != 1
 
 
+async def test_a_refused_rollout_takes_no_seed() -> None:
+    async with served(FakeSGLang(), rollout={"seed": 1}) as it:
+        refused = prompts(1, sampling={"min_p": 0.1})
+        assert (await it.post("/rollout", groups=refused))[0] == 400
+        async with rollout(it, prompts(1), seed=None) as stream:
+            assert (await stream.rest())[0]["seed"] == 1
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
