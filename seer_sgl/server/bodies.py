@@ -11,7 +11,8 @@ from .errors import BadRequest, TooLarge, TooMany, TooSlow
 
 LARGE_BYTES = 1 << 20
 MOST_AT_ONCE = 16  # large bodies of the largest size that are read at the same time
-TYPES = ("application/json", "+json", "ndjson", "jsonl")
+LINES = ("ndjson", "jsonl")  # how the types of NDJSON end
+TYPES = ("application/json", "+json", *LINES)
 
 
 def body_read(most: int, timeout_s: float) -> Middleware:

@@ -10,10 +10,11 @@ from seer_sgl.config import plain
 from seer_sgl.config.tree import Samples
 from seer_sgl.rollout.prompts import PromptRecord
 
+from .bodies import LINES
 from .decode import unreadable_as_refusal
 from .errors import BadRequest
 
-NDJSON = "application/x-ndjson"
+NDJSON = "application/x-ndjson"  # of the answer
 # In Python `$` also matches before a final newline, which the header of the answer cannot carry.
 RolloutId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$(?!\n)")]
 GroupId = str | int
@@ -66,7 +67,7 @@ async def read_rollout(http: web.Request) -> RolloutBody:
     NDJSON has one prompt per line; then the options are in the query.
     """
     body = await http.read()
-    if http.content_type != NDJSON:
+    if not http.content_type.endswith(LINES):
         return decoded(body, RolloutBody)
     options: dict[str, Any] = dict(http.query)
     if twice := [name for name in options if len(http.query.getall(name)) > 1]:

@@ -140,12 +140,13 @@ async def test_samples_come_as_they_finish_and_a_line_ends_their_group() -> None
     assert end["samples"] == 8
 
 
-async def test_ndjson_with_a_prompt_per_line_is_the_same_rollout() -> None:
+@pytest.mark.parametrize("kind", ["x-ndjson", "ndjson", "jsonl"])
+async def test_ndjson_with_a_prompt_per_line_is_the_same_rollout(kind: str) -> None:
     fake = FakeSGLang()
     body = "\n".join(map(json.dumps, prompts(3))) + "\n"
     query = {"seed": str(SEED), "sampling": json.dumps(SAMPLING), "target_groups": "3"}
     async with served(fake) as it:
-        headers = {"Content-Type": "application/x-ndjson"}
+        headers = {"Content-Type": f"application/{kind}"}
         async with it.session.post(
             f"{it.url}/rollout", data=body, headers=headers, params=query
         ) as reply:
