@@ -34,6 +34,7 @@ RESERVE_BYTES = 4 << 20
 RESERVE_FILES = 8  # drawing the timeline reads fonts while it writes
 SAMPLES = "samples.jsonl"
 COMPARISON = "comparison.json"  # of `rollout --compare`
+BESIDE = ("report.json", COMPARISON, "timeline.png", "timeline.svg")  # of the samples' rollout
 
 
 class _OfRollout(msgspec.Struct):
@@ -165,6 +166,7 @@ def _write_again(
     rollout: Rollout, journal: RolloutJournal, prompts: list[Prompt], samples: Path
 ) -> RolledOut:
     """Writes the samples and the report of a rollout that was complete. No engine starts."""
+    own = _has_samples_of(samples.parent, journal)
     writer = SampleWriter(samples)
     given_up: RolloutError | None = None
     try:
@@ -173,6 +175,10 @@ def _write_again(
     except RolloutError as error:
         given_up = error
     writer.close()
+    if not own:
+        for name in BESIDE:
+            with explained(samples.with_name(name)):
+                samples.with_name(name).unlink(missing_ok=True)
     path = samples.parent / "report.json"
     with explained(path):
         report = {**journal.report(), "error": _reason(given_up)}

@@ -83,6 +83,28 @@ async def test_a_complete_rollout_writes_the_same_files_again(tmp_path: Path) ->
         assert (again / name).read_bytes() == (out / name).read_bytes()
 
 
+async def test_a_complete_rollout_keeps_no_file_of_the_rollout_that_it_replaces(
+    tmp_path: Path,
+) -> None:
+    async with fakes() as it:
+        journal = prepare(tmp_path, it)
+        async with driver(tmp_path) as first:
+            output = await first.end()
+            assert first.process.returncode == 0, output
+    own, other = tmp_path / "out", tmp_path / "other"
+    other.mkdir()
+    (other / "samples.jsonl").write_text('{"rollout_id":"other"}\n')
+    for folder, kept in ((own, True), (other, False)):
+        files = [folder / "comparison.json", folder / "timeline.png", folder / "timeline.svg"]
+        for file in files:
+            file.touch()
+        options = ("--resume", str(journal), "--out", str(folder), "--overwrite")
+        async with driver(tmp_path, *options) as again:
+            output = await again.end()
+            assert again.process.returncode == 0, output
+        assert [file.exists() for file in files] == [kept] * len(files)
+
+
 async def test_bad_input_is_one_line_and_status_2(tmp_path: Path) -> None:
     async with fakes() as it:
         journal = prepare(tmp_path, it)
