@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .console import INTERRUPTED, LEVELS, WIDE, complain, log_to, open_console
+from .console import INTERRUPTED, LEVELS, WIDE, complain, flushed_output, log_to, open_console
 from .errors import ConfigError, SeerError
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def simulate(*, log_level: str, **options: Any) -> None:
 
     inputs = ("workload", "trace", "config", "overrides")
     sim_request = SimRequest(**{name: options.pop(name) for name in inputs})
-    with log_to(open_console(), log_level):
+    with log_to(open_console(), log_level), flushed_output():
         run_simulation(sim_request, **options)
 
 
@@ -208,7 +208,8 @@ def what_if(*, as_json: bool, log_level: str, **options: Any) -> None:
         asked.ask()
         if request.replay:
             run(asked.replay())
-        asked.show(_output(), as_json=as_json)
+        with flushed_output():
+            asked.show(_output(), as_json=as_json)
 
 
 @cli.command()

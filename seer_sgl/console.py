@@ -1,8 +1,9 @@
-"""Standard error of the commands: the log, the progress display and the final error line."""
+"""What the commands print: results, and the log, the progress and an error on standard error."""
 
 import contextlib
 import io
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO, cast
@@ -56,6 +57,18 @@ def open_console(wide: bool = False) -> "Console":
     if wide and not console.is_terminal:
         console.width = WIDE
     return console
+
+
+@contextlib.contextmanager
+def flushed_output() -> Iterator[None]:
+    """Flushes what the block prints. Ends the process if its reader, such as `head`, has ended."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # As rich does: what is still buffered goes nowhere, and Python flushes it without error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def complain(line: str) -> None:

@@ -2,13 +2,15 @@
 
 import io
 import logging
+import os
+import sys
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 from seer_sgl.cli import cli
-from seer_sgl.console import log_to
+from seer_sgl.console import flushed_output, log_to
 from seer_sgl.errors import ConfigError
 
 logger = logging.getLogger("seer_sgl.some.module")
@@ -55,6 +57,20 @@ def test_loggers_that_repeat_themselves_are_printed_once(console: Console) -> No
             logging.getLogger("seer_sgl.other").warning("round")
     lines = printed(console)
     assert [lines.count(f"warning: round{end}") for end in (" 1", " 2", "")] == [1, 1, 3]
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_a_reader_that_has_ended_ends_the_program(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(SystemExit) as ended, flushed_output():
+            print("x" * size)
+        monkeypatch.undo()
+    assert ended.value.code == 1
 
 
 @pytest.mark.parametrize("level", ["info", "debug"])
