@@ -156,8 +156,9 @@ class Server:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Sends a request of a batch, and yields the answer. Raises ServerRefused.
 
-        A server that is being stopped takes no more requests, and asks for another try. It gets
-        one until it has ended, which is the error then, but for no longer than `timeout_s`.
+        A server that is being stopped, or has no engine, takes no requests, and asks for another
+        try. It gets one until it has ended, which is the error then, or until it takes the request,
+        but for no longer than `timeout_s`.
         """
         deadline = clock() + self._timeout_s
         while True:
