@@ -118,10 +118,6 @@ class Scheduler:
         """Returns whether chunks are sent to an engine."""
         return self._fleet[engine_id].available
 
-    def leaving(self, engine_id: str) -> bool:
-        """Returns whether an engine is being drained."""
-        return self._fleet[engine_id].leaving
-
     def drain(self, engine_id: str) -> None:
         """Stops sending chunks to an engine permanently."""
         self._fleet[engine_id].leaving = True
