@@ -59,7 +59,9 @@ class _TokenLists(msgspec.Struct):
     tokens: list[list[int]]
 
 
-class _Tokens(msgspec.Struct):
+class Tokens(msgspec.Struct):
+    """The reply to TOKENIZE for one text or chat."""
+
     tokens: list[int]
 
 
@@ -145,7 +147,7 @@ async def engine_reading(
     decoded = await _post(
         engine, DETOKENIZE, {"tokens": lists, "skip_special_tokens": False}, _Texts
     )
-    chat = await _post(engine, TOKENIZE, {"messages": CHAT}, _Tokens)
+    chat = await _post(engine, TOKENIZE, {"messages": CHAT}, Tokens)
     return TextReading(
         prompts.tokens,
         [] if parts is None else parts.tokens,

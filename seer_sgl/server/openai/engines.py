@@ -11,13 +11,12 @@ import msgspec
 from seer_sgl.engine.answers import EngineAnswer, ask
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineError
+from seer_sgl.rollout.reading import CHAT, Tokens
 from seer_sgl.server.decode import decode_fields
 from seer_sgl.server.errors import Unavailable
 from seer_sgl.server.service import Service
 
 from .defaults import sampling_defaults
-
-PROBE = [{"role": "user", "content": "x"}]  # a chat that every template renders
 
 
 class Facts(msgspec.Struct, kw_only=True):
@@ -43,12 +42,6 @@ class Facts(msgspec.Struct, kw_only=True):
     has_audio_understanding: bool = False
     defaults: dict[str, float] | None = None
     jinja: bool = False
-
-
-class Tokens(msgspec.Struct):
-    """The reply to `/v1/tokenize`."""
-
-    tokens: list[int]
 
 
 class ParsedCall(msgspec.Struct):
@@ -150,7 +143,7 @@ class Engines:
         if self._service.tokenizer is None:
             return False
         try:
-            ours = self._service.tokenizer.apply_chat_template(PROBE)
+            ours = self._service.tokenizer.apply_chat_template(CHAT)
         except ValueError:
             return False
-        return await self.render(msgspec.json.encode({"messages": PROBE})) == list(ours)
+        return await self.render(msgspec.json.encode({"messages": CHAT})) == list(ours)
