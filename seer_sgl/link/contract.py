@@ -73,14 +73,12 @@ class DraftSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PoolReport(msgspec.Struct):
     """The pool's part of the report. `namespace`: engines with equal ones share pages.
 
-    `broken`: why no KV can be read or written any more; None: it can. `failures`: reads and writes
-    that ended with an error.
+    `broken`: why no KV can be read or written any more; None: it can.
     """
 
     namespace: str
     kv_bytes_per_token: Natural
     broken: str | None = None
-    failures: Natural = 0
 
 
 class DraftReport(msgspec.Struct):
@@ -105,7 +103,6 @@ class PluginReport(msgspec.Struct):
 
     version: str
     missing: list[str]
-    hooks: Natural = 0  # the number of hooks that the plugin registered
     off: dict[str, str] = {}
     instance: str | None = None
     dp_rank: Natural = 0

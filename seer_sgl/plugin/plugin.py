@@ -179,7 +179,6 @@ class Plugin:
         return contract.PluginReport(
             version=version("seer-sgl"),
             missing=self.missing(),
-            hooks=len(self.hooks),
             off=off,
             instance=os.environ.get(contract.INSTANCE),
             dp_rank=self._dp_rank.number,

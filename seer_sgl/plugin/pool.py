@@ -57,7 +57,6 @@ class PoolPart:
             namespace,
             self._rank.kv_bytes_per_token,
             broken=self._threads.broken(tree.cache_controller),
-            failures=self._threads.failures,
         )
 
     def hooks(self) -> list[Hook]:

@@ -84,7 +84,7 @@ def test_a_scheduler_reports_the_plugin_without_weights_a_pool_or_drafting(
     report = state.internal_state.pop(REPORT)
     assert state.internal_state == {"of others": 1}
     assert report["missing"] == ["no_such_module.function"]
-    assert (report["hooks"], report["off"], report["vocab_size"]) == (1, {}, 100)
+    assert (report["off"], report["vocab_size"]) == ({}, 100)
     assert (report["weights"], report["pool"], report["draft"]) == (None, None, None)
     assert report["work"] == {"forward_steps": 3, "prefilled_tokens": 0}
 
@@ -111,5 +111,5 @@ def test_what_is_off_is_reported_and_takes_its_figures_along() -> None:
     loaded.abilities = [of_one_hook("no_such_module.function")._replace(name="counters")]
     loaded.off = {"counters": "a", "exact": "b", "pool": "c"}
     report = loaded.report(idle_scheduler())
-    assert (report.missing, report.hooks, report.off) == ([], 0, loaded.off)
+    assert (report.missing, report.off) == ([], loaded.off)
     assert (report.work, report.waiting, report.inexact) == (None, [], "b")

@@ -145,7 +145,7 @@ def test_a_backend_is_opened_under_the_layout_and_watched(
     assert part.attached
     report = part.report(stopped_tree())
     assert report is not None
-    assert (report.failures, report.broken) == (1, None)
+    assert (part._threads.failures, report.broken) == (1, None)
 
 
 def stopped_tree() -> Any:
