@@ -43,7 +43,7 @@ def confine() -> None:
     for connection in psutil.net_connections("tcp") if ports else []:
         if connection.raddr and connection.laddr and connection.status in ALIVE:
             host, port, peer = *connection.laddr, connection.raddr.ip
-            if port in ports and peer != host and not _is_loopback(peer):
+            if port in ports and peer != host and not is_loopback(peer):
                 raise OpenPortError(f"{peer} connected to port {port}")
 
 
@@ -93,8 +93,14 @@ def _listens(opened: socket.socket) -> bool:
     )
 
 
-def _is_loopback(host: str) -> bool:
-    address = ip_address(host)
+def is_loopback(host: str) -> bool:
+    """Returns whether a name or an address leads to its own machine only."""
+    if host == "localhost":
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:  # a name
+        return False
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     return address.is_loopback

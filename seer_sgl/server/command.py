@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import ipaddress
 import logging
 import os
 import secrets
@@ -17,6 +16,7 @@ from seer_sgl.config import Config, ServerConfig, StartedEngines, with_values
 from seer_sgl.engine.launch.process import api_key
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes.child import require_free_port
+from seer_sgl.processes.loopback import is_loopback
 from seer_sgl.rollout.rollout import Rollout
 
 from .app import make_app
@@ -143,17 +143,8 @@ def _token(variable: str) -> str | None:
 
 
 def _require_token_beyond_loopback(server: ServerConfig) -> None:
-    if server.api_key is None and not _is_loopback(server.host):
+    if server.api_key is None and not is_loopback(server.host):
         raise ConfigError(
             f"server.host: {server.host} is beyond loopback and needs a token: set {SERVER_KEY} or "
             "server.api_key"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -12,13 +12,13 @@ from pathlib import Path
 from seer_sgl.config import FleetConfig, RayEngines, bytes_of, with_values
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.mooncake import Machines
+from seer_sgl.processes.loopback import is_loopback
 from seer_sgl.timing import DEFAULT, Timing
 
 from .exact import require_exact
 from .launcher import Launcher, Site
 from .process import api_key
 from .rank_count import ranks
-from .ray_host import is_loopback
 from .server import ServerPlan
 
 ADDRESS = "RAY_ADDRESS"  # Ray's environment variable

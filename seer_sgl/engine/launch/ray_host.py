@@ -6,7 +6,6 @@ driver (processes/child.py).
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 import shutil
 import tempfile
@@ -18,6 +17,7 @@ from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.mooncake import STORE_VARIABLES, node_command
 from seer_sgl.kvpool.packages import load_problem
 from seer_sgl.processes.child import OwnedProcess, free_port, hold_ports
+from seer_sgl.processes.loopback import is_loopback
 
 from .exact import require_exact
 from .process import api_key, gpu_visible, require_model, require_sglang
@@ -41,11 +41,6 @@ class Output(NamedTuple):
 
     log: bytes
     exit_status: int | None
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether a node's address leads to its own machine only."""
-    return ipaddress.ip_address(host).is_loopback
 
 
 class ProcessHost:
