@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 VERSION = 1
-FIRST_LINE = b"seer-sgl journal %d\n"
+FIRST_LINE = b"seer-sgl journal %d\n" % VERSION
 MAGIC = b"\xf1SGJ"
 # Magic, number of the block, bytes of its content, checksum of the block before; then its own.
 _HEAD = struct.Struct("<4sIII")
@@ -41,11 +41,6 @@ class Block(NamedTuple):
     begin: int
     end: int
     checksum: int
-
-
-def first_line(version: int = VERSION) -> bytes:
-    """Returns the first line of a file."""
-    return FIRST_LINE % version
 
 
 def make_block(records: Sequence[bytes], tail: Tail) -> tuple[bytes, Tail]:
@@ -87,14 +82,13 @@ def records_in(content: bytes) -> Iterator[memoryview]:
 
 def _after_first_line(data: Bytes) -> int:
     """Returns the length of the first line; 0 for a file that ends before it does."""
-    wanted = first_line()
-    begin = data[: len(wanted)]
-    if begin == wanted:
-        return len(wanted)
-    if wanted.startswith(begin):
+    begin = data[: len(FIRST_LINE)]
+    if begin == FIRST_LINE:
+        return len(FIRST_LINE)
+    if FIRST_LINE.startswith(begin):
         return 0
     words = data[:64].partition(b"\n")[0].split(b" ")
-    if words[:2] == wanted.split(b" ")[:2] and words[2:] and words[2].isdigit():
+    if words[:2] == FIRST_LINE.split(b" ")[:2] and words[2:] and words[2].isdigit():
         raise Damaged(f"it has version {int(words[2])}; this seer-sgl reads version {VERSION}")
     raise Damaged("it is no journal of seer-sgl")
 

@@ -12,7 +12,7 @@ from typing import Self
 from seer_sgl.errors import JournalError, JournalInUse
 from seer_sgl.files import append_whole
 
-from .blocks import Tail, first_line, make_block
+from .blocks import FIRST_LINE, Tail, make_block
 from .records import Header, encode
 
 FILE, LOCK = "journal", "lock"
@@ -48,13 +48,12 @@ class JournalFolder:
 
     def begin(self, header: Header) -> tuple[io.FileIO, Tail]:
         """Replaces the file by one with a header, which is on disk then. Raises JournalError."""
-        content = first_line()
-        block, tail = make_block([encode(header)], Tail(len(content), 0, 0))
+        block, tail = make_block([encode(header)], Tail(len(FIRST_LINE), 0, 0))
         fresh = self.path / f"{FILE}.new"
         with self.explained():
             file = io.FileIO(fresh, "w")
             try:
-                append_whole(file, content + block)
+                append_whole(file, FIRST_LINE + block)
                 os.fsync(file.fileno())
                 fresh.rename(self.file)
                 self._sync()

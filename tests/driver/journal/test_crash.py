@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from seer_sgl.driver.journal.blocks import OVERHEAD, Damaged, first_line
+from seer_sgl.driver.journal.blocks import FIRST_LINE, OVERHEAD, Damaged
 from seer_sgl.driver.journal.folder import JournalFolder
 from seer_sgl.driver.journal.journal import Journal
 from seer_sgl.driver.journal.stored import read
@@ -122,7 +122,7 @@ def test_a_resumed_journal_continues_behind_the_cut(kept: Supervised) -> None:
 
 
 def test_a_newer_version_is_refused_by_name(kept: Supervised) -> None:
-    newer = first_line(2) + kept.content[len(first_line()) :]
+    newer = b"seer-sgl journal 2\n" + kept.content[len(FIRST_LINE) :]
     (kept.path / "journal").write_bytes(newer)
     with pytest.raises(JournalError, match="version 2; this seer-sgl reads version 1"):
         resumed(kept.path)
