@@ -97,17 +97,22 @@ class LineFile:
 
 def make_out_folder(out: Path) -> None:
     """Makes the folder of `--out`. Raises ConfigError."""
-    try:
+    with using_out(out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}") from error
 
 
 def out_has(out: Path, name: str) -> bool:
     """Returns whether the folder of `--out` has a file. Raises ConfigError if it cannot be read."""
-    try:
+    with using_out(out):
         return (out / name).exists()
-    except OSError as error:  # no permission, or a name that is too long
+
+
+@contextlib.contextmanager
+def using_out(out: Path) -> Iterator[None]:
+    """Turns an OSError about the folder of `--out` into a ConfigError of one line."""
+    try:
+        yield
+    except OSError as error:  # no permission, say, or a name that is too long
         raise ConfigError(f"--out {out}: {error.strerror}") from error
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from seer_sgl.config import Config, ExternalEngines
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ConfigError, RolloutError
-from seer_sgl.files import FileReserve, explained, out_has, write_whole
+from seer_sgl.files import FileReserve, explained, out_has, using_out, write_whole
 from seer_sgl.report.progress import ShownProgress
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.style import can_draw
@@ -232,14 +232,12 @@ def _new_samples_file(out: Path, overwrite: bool) -> Path:
     samples = out / SAMPLES
     if out_has(out, SAMPLES) and not overwrite:
         raise ConfigError(f"--out {out}: {samples} exists; use another folder or --overwrite")
-    try:
+    with using_out(out):
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass
         if samples.exists():
             samples.open("ab").close()
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}") from error
     return samples
 
 
