@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import io
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,11 @@ def write_whole(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             new.unlink(missing_ok=True)
         raise
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes a value as indented JSON, whole. Raises OSError like `write_whole`."""
+    write_whole(path, json.dumps(value, indent=2).encode() + b"\n")
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import io
-import json
 import logging
 import platform
 import subprocess
@@ -17,7 +16,7 @@ from rich.console import Console
 
 from seer_sgl.config.masking import masked
 from seer_sgl.errors import RolloutError
-from seer_sgl.files import append_whole, explained, make_out_folder, write_whole
+from seer_sgl.files import append_whole, explained, make_out_folder, write_json, write_whole
 from seer_sgl.kvpool.packages import BUILT_FOR, version
 from seer_sgl.report.style import can_draw
 
@@ -68,7 +67,7 @@ class BenchReport:
             "rounds": msgspec.to_builtins(self.rows),
         }
         with explained(out / "report.json"):
-            write_whole(out / "report.json", json.dumps(report, indent=2).encode() + b"\n")
+            write_json(out / "report.json", report)
             write_whole(out / "report.md", markdown(report).encode())
         if can_draw():
             draw_arms(self.rows, arms, out / "arms")

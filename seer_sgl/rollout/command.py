@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import json
 import logging
 import os
 import tempfile
@@ -17,7 +16,7 @@ from rich.console import Console
 from seer_sgl.config import Config, ExternalEngines
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ConfigError, RolloutError
-from seer_sgl.files import FileReserve, explained, out_has, using_out, write_whole
+from seer_sgl.files import FileReserve, explained, out_has, using_out, write_json
 from seer_sgl.report.progress import ShownProgress
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.style import can_draw
@@ -182,7 +181,7 @@ def _write_again(
     path = samples.parent / "report.json"
     with explained(path):
         report = {**journal.report(), "error": _reason(given_up)}
-        write_whole(path, json.dumps(report, indent=2).encode() + b"\n")
+        write_json(path, report)
     if given_up is not None:
         raise given_up
     logger.info("%s", _summary(rollout.report()))
@@ -250,7 +249,7 @@ def _write_results(
     """
 
     def write_report(path: Path) -> None:
-        write_whole(path, json.dumps(report, indent=2).encode() + b"\n")
+        write_json(path, report)
 
     def write_timeline(path: Path) -> None:
         draw_timeline(record, path)
