@@ -26,6 +26,14 @@ async def killed_once(folder: Path, it: Fakes, calls: int, *options: str) -> boo
         return it_runs.process.returncode == -9
 
 
+async def completed(folder: Path, *options: str) -> str:
+    """Runs a driver to its end. Returns its output."""
+    async with driver(folder, *options) as it_runs:
+        output = await it_runs.end()
+        assert it_runs.process.returncode == 0, output
+    return output
+
+
 async def rolled_with_kills(folder: Path, it: Fakes, moments: Sequence[int]) -> int:
     """A rollout that is killed after so many calls each, and resumed. Returns the kills."""
     journal, kills = prepare(folder, it), 0
@@ -40,9 +48,7 @@ async def rolled_with_kills(folder: Path, it: Fakes, moments: Sequence[int]) -> 
         kills += killed
         options = ["--resume", str(journal)]
     before, calls = journal_now(journal), len(it.seeds())
-    async with driver(folder, *options) as last:
-        output = await last.end()
-        assert last.process.returncode == 0, output
+    output = await completed(folder, *options)
     assert not before.finished & set(it.seeds()[calls:]), "a finished request was sent again"
     check_samples(folder)
     report = json.loads((folder / "out" / "report.json").read_text())
@@ -70,15 +76,11 @@ async def test_a_driver_killed_at_random_moments_loses_nothing(tmp_path: Path, s
 async def test_a_complete_rollout_writes_the_same_files_again(tmp_path: Path) -> None:
     async with fakes() as it:
         journal = prepare(tmp_path, it)
-        async with driver(tmp_path) as first:
-            output = await first.end()
-            assert first.process.returncode == 0, output
+        await completed(tmp_path)
     # The fakes have ended: no engine is asked.
     out, again = tmp_path / "out", tmp_path / "again"
-    async with driver(tmp_path, "--resume", str(journal), "--out", str(again)) as second:
-        output = await second.end()
-        assert second.process.returncode == 0, output
-        assert "the rollout is complete" in output
+    output = await completed(tmp_path, "--resume", str(journal), "--out", str(again))
+    assert "the rollout is complete" in output
     for name in ("samples.jsonl", "report.json"):
         assert (again / name).read_bytes() == (out / name).read_bytes()
 
@@ -88,9 +90,7 @@ async def test_a_complete_rollout_keeps_no_file_of_the_rollout_that_it_replaces(
 ) -> None:
     async with fakes() as it:
         journal = prepare(tmp_path, it)
-        async with driver(tmp_path) as first:
-            output = await first.end()
-            assert first.process.returncode == 0, output
+        await completed(tmp_path)
     own, other = tmp_path / "out", tmp_path / "other"
     other.mkdir()
     (other / "samples.jsonl").write_text('{"rollout_id":"other"}\n')
@@ -98,10 +98,7 @@ async def test_a_complete_rollout_keeps_no_file_of_the_rollout_that_it_replaces(
         files = [folder / "comparison.json", folder / "timeline.png", folder / "timeline.svg"]
         for file in files:
             file.touch()
-        options = ("--resume", str(journal), "--out", str(folder), "--overwrite")
-        async with driver(tmp_path, *options) as again:
-            output = await again.end()
-            assert again.process.returncode == 0, output
+        await completed(tmp_path, "--resume", str(journal), "--out", str(folder), "--overwrite")
         assert [file.exists() for file in files] == [kept] * len(files)
 
 
@@ -138,7 +135,5 @@ async def test_a_samples_file_without_a_sample_stands_in_no_way(
         samples.write_bytes(torn)  # a machine that stopped in the middle of the first line
         for fake in it.servers:
             fake.delay_s = 0.0
-        async with driver(tmp_path, "--resume", str(journal)) as second:
-            output = await second.end()
-            assert second.process.returncode == 0, output
+        await completed(tmp_path, "--resume", str(journal))
         check_samples(tmp_path)

@@ -6,7 +6,6 @@ import errno
 import functools
 import logging
 import os
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from tests.rollout.fakes import (
     rolled,
     samples_of,
 )
+from tests.support.disks import BusyDisk
 from tests.support.waiting import until
 
 
@@ -251,13 +251,7 @@ async def test_without_room_for_the_journal_the_rollout_ends_in_memory(
 async def test_a_rollout_ends_although_the_disk_of_its_journal_hangs_and_keeps_it_locked(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hangs, proceed, done = threading.Event(), threading.Event(), list[Group]()
-
-    def hang(_: int) -> None:
-        hangs.set()
-        proceed.wait()
-
-    monkeypatch.setattr(writer.BlockWriter, "sync", staticmethod(hang))
+    disk, done = BusyDisk(monkeypatch), list[Group]()
     impatient = functools.partial(writer.BlockWriter, timing=Timing(journal_close_s=0.0))
     monkeypatch.setattr(journaled, "BlockWriter", impatient)
     journal = journaled.RolloutJournal.begin(path)
@@ -274,10 +268,10 @@ async def test_a_rollout_ends_although_the_disk_of_its_journal_hangs_and_keeps_i
         with pytest.raises(RolloutError, match="the disk does not answer: it lacks the end"):
             async for group in rollout.resume(journal, PROMPTS):
                 done.append(group)
-                await asyncio.to_thread(hangs.wait)
+                await asyncio.to_thread(disk.syncing.wait)
     check(samples_of(done))
     assert not released(), "what is under way may still be written"
-    proceed.set()
+    disk.proceed.set()
     await until(released)
 
 

@@ -12,6 +12,7 @@ from seer_sgl.driver.journal.records import Resumed, encode
 from seer_sgl.driver.journal.stored import read, records
 from seer_sgl.timing import Timing
 from tests.driver.journal.kept import header_of, make_groups
+from tests.support.disks import BusyDisk
 from tests.support.waiting import block_until
 
 CYCLES = 60
@@ -78,19 +79,13 @@ def test_a_writer_ends_with_any_number_of_records(tmp_path: Path) -> None:
 def test_records_stay_in_order_and_gather_in_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced, proceed = threading.Event(), threading.Event()
-
-    def slow(_: int) -> None:
-        synced.set()
-        proceed.wait()
-
-    monkeypatch.setattr(writer.BlockWriter, "sync", staticmethod(slow))
+    disk = BusyDisk(monkeypatch)
     with JournalFolder(tmp_path, create=True) as folder:
         open_writer = writer.BlockWriter(*folder.begin(header_of(make_groups())), "journal")
         append(open_writer, range(1))
-        synced.wait()
+        disk.syncing.wait()
         append(open_writer, range(1, 50))  # while the disk is busy
-        proceed.set()
+        disk.proceed.set()
         open_writer.close()
         assert resumes(folder) == list(range(50))
         stored = read(folder)
@@ -115,23 +110,17 @@ def test_a_disk_that_is_far_behind_ends_the_journal_and_not_the_memory(
 def test_a_disk_that_hangs_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    syncing, proceed = threading.Event(), threading.Event()
-
-    def hang(_: int) -> None:
-        syncing.set()
-        proceed.wait()
-
-    monkeypatch.setattr(writer.BlockWriter, "sync", staticmethod(hang))
+    disk = BusyDisk(monkeypatch)
     impatient = Timing(journal_gather_s=0.0, journal_close_s=0.0)
     with JournalFolder(tmp_path, create=True) as folder:
         begun = folder.begin(header_of(make_groups()))
         open_writer = writer.BlockWriter(*begun, "journal", impatient)
         append(open_writer, range(1))
-        syncing.wait()
+        disk.syncing.wait()
         append(open_writer, range(1, 3))
         assert not open_writer.close()
         assert open_writer.error == "the disk does not answer"
-        proceed.set()
+        disk.proceed.set()
         block_until(open_writer.close)
         assert resumes(folder) == [0], "what had begun is written, and nothing more"
 
