@@ -17,7 +17,6 @@ import functools
 import itertools
 import json
 import pstats
-import resource
 import tempfile
 import time
 from array import array
@@ -29,6 +28,7 @@ import uvloop
 from typing_extensions import override
 
 from bench.fakes import running_fakes
+from bench.memory import peak_mb
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.session import raise_file_limit
@@ -212,17 +212,17 @@ def main() -> None:
             prompts_file = Path(folder) / "prompts.jsonl"
             write_prompts(options, prompts_file)
             run = functools.partial(measure, urls, options, prompts_file)
-        base_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+        base_mb = peak_mb()
         figures = uvloop.run(run())
-        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+        most_mb = peak_mb()
         if not options.open:
             response_tokens = options.chunks * options.chunk_tokens
             own_mb = options.requests * (options.input_tokens * 4 + response_tokens * 8) / 1e6
             figures |= {
-                "peak_mb": round(peak_mb, 1),
+                "peak_mb": round(most_mb, 1),
                 "start_mb": round(base_mb, 1),
                 "tokens_mb": round(own_mb, 1),
-                "memory_ratio": round((peak_mb - base_mb) / own_mb, 2),
+                "memory_ratio": round((most_mb - base_mb) / own_mb, 2),
             }
         if options.profile:
             profile = cProfile.Profile(time.process_time)

@@ -12,13 +12,13 @@ their length.
 import argparse
 import json
 import random
-import resource
 import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from bench.memory import peak_mb
 from seer_sgl.config import SchedulingConfig
 from seer_sgl.driver.build_scheduler import build_scheduler, new_slot
 from seer_sgl.driver.settings import Settings
@@ -202,7 +202,7 @@ def main() -> None:
                 "engines": options.engines,
                 "group_size": options.group_size,
                 "arms": arms,
-                "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6),
+                "peak_mb": round(peak_mb()),
             }
         )
     )
