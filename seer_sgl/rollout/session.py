@@ -10,7 +10,7 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import RolloutError
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
-from seer_sgl.types import Group, OnFailure, RequestState
+from seer_sgl.types import FailureKind, Group, OnFailure, RequestState
 
 from .journaled import RolloutJournal, Start
 
@@ -89,11 +89,13 @@ class RolloutSession:
         return report(self.recorder)
 
     def finish(self) -> None:
-        """Completes the journal after `roll`.
+        """Completes the journal after `roll`, unless groups were left: another run continues them.
 
         Raises RolloutError if groups were given up or if the journal is incomplete.
         """
-        if self.journal is not None:
+        failures = [group.failure for group in self._given_up if group.failure is not None]
+        left = any(failure.kind is FailureKind.LEFT for failure in failures)
+        if self.journal is not None and not left:
             self.journal.finish(self.report())
         raise_if_given_up(self._given_up, self.recorder.groups)
         if self.journal is not None and self.journal.error is not None:

@@ -317,6 +317,20 @@ async def _nothing(_: object) -> None:
     pass
 
 
+async def test_a_rollout_that_is_closed_while_it_runs_continues(path: Path) -> None:
+    async with fakes(kind=Holds) as it:
+        async with Rollout(it.config_with(**kept(path))) as rollout:
+            running = asyncio.create_task(collect(rollout.run(PROMPTS), []))
+            await until(lambda: all(fake.delay_s and fake.running for fake in it.servers))
+        with pytest.raises(RolloutError, match="its caller left"):
+            await running
+        for fake in it.servers:
+            assert isinstance(fake, Holds)
+            fake.answers = 1000
+        groups, _ = await rolled(it.config, resume=path)
+        check(samples_of(groups))
+
+
 @dataclass(eq=False)
 class RefusesSome(Logging):
     """Refuses the requests with some seeds, which all such servers share."""
