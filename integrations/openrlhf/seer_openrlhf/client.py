@@ -23,6 +23,8 @@ HEALTH_S = 20.0
 LOOK_S = 30.0  # for the answer about a rollout that is silent
 LOOKS = 10  # at a silent rollout, during its timeout
 RETRY_S = 1.0  # before a request is sent again that the server does not take now
+# With `Retry-After`: too much is in progress, or the server is being stopped or has no engine.
+BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 clock = time.monotonic
 
 
@@ -156,15 +158,15 @@ class Server:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Sends a request of a batch, and yields the answer. Raises ServerRefused.
 
-        A server that is being stopped, or has no engine, takes no requests, and asks for another
-        try. It gets one until it has ended, which is the error then, or until it takes the request,
-        but for no longer than `timeout_s`.
+        A server that is BUSY takes no requests, and asks for another try. It gets one until it has
+        ended, which is the error then, or until it takes the request, but for no longer than
+        `timeout_s`.
         """
         deadline = clock() + self._timeout_s
         while True:
             async with self._send("POST", path, body, self._token, limits) as answer:
-                stopping = answer.status == HTTPStatus.SERVICE_UNAVAILABLE
-                if not (stopping and "Retry-After" in answer.headers) or clock() >= deadline:
+                busy = answer.status in BUSY and "Retry-After" in answer.headers
+                if not busy or clock() >= deadline:
                     await self._require_ok(answer, path)
                     yield answer
                     return

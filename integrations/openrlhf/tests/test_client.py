@@ -160,18 +160,19 @@ async def test_a_refusal_has_the_servers_reason() -> None:
     assert stream.tokens == ["Bearer a", "Bearer t"]
 
 
-async def test_a_server_that_is_being_stopped_is_asked_again(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_server_that_takes_no_requests_now_is_asked_again(
+    status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Stopping(Stream):
+    class Busy(Stream):
         """Takes a request at the third try."""
 
         def refusal(self, request: web.Request) -> web.Response | None:
             tries.append(request.path)
             if tries.count(request.path) == 3:
                 return None
-            error = {"error": {"message": "the server is shutting down"}}
-            return web.json_response(error, status=503, headers={"Retry-After": "1"})
+            error = {"error": {"message": "not now"}}
+            return web.json_response(error, status=status, headers={"Retry-After": "1"})
 
         async def rollout(self, request: web.Request) -> web.StreamResponse:
             refusal = self.refusal(request)
@@ -183,7 +184,7 @@ async def test_a_server_that_is_being_stopped_is_asked_again(
 
     monkeypatch.setattr(client, "RETRY_S", 0.0)
     tries: list[str] = []
-    async with client_of(Stopping([{"event": "end"}], nothing)) as (server, _):
+    async with client_of(Busy([{"event": "end"}], nothing)) as (server, _):
         assert await events_of(server) == [{"event": "end"}]
         assert await server.generate({}) == {"text": "x"}
     assert tries == ["/rollout"] * 3 + ["/generate"] * 3
