@@ -202,11 +202,11 @@ class Server:
         )
 
     def _lost(self, path: str, error: Exception) -> ServerError:
+        reason = one_line(str(error)) or type(error).__name__
+        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+            return ServerLost(f"{path}: {self._url} does not answer: {reason}")
         if isinstance(error, TimeoutError):
             return ServerError(f"{path}: no word from {self._url} for {self._timeout_s:g} s")
-        reason = one_line(str(error)) or type(error).__name__
-        if isinstance(error, aiohttp.ClientConnectorError):
-            return ServerLost(f"{path}: {self._url} does not answer: {reason}")
         return ServerLost(f"{path}: the connection to {self._url} has ended: {reason}")
 
     async def _require_ok(self, answer: aiohttp.ClientResponse, path: str) -> None:

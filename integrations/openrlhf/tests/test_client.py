@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from seer_openrlhf import client
-from seer_openrlhf.client import LOOKS, Server, ServerError
+from seer_openrlhf.client import LOOKS, Server, ServerError, ServerLost
 from seer_openrlhf.ports import free_port
 
 Json = dict[str, Any]
@@ -114,6 +115,19 @@ async def test_a_server_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ServerError, match=f"^/generate: {url} does not answer: "):
         await gone.generate({})
     await gone.close()
+
+
+async def test_a_machine_that_does_not_answer_is_a_server_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def connect(*_: Any, **__: Any) -> Any:
+        raise TimeoutError  # of `sock_connect`
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "connect", connect)
+    server = Server("http://a", token=None, admin_token=None, timeout_s=1)
+    with pytest.raises(ServerLost, match=r"^/rollouts: http://a does not answer: "):
+        await server.get("/rollouts")
+    await server.close()
 
 
 async def test_a_silent_rollout_without_progress_is_an_error() -> None:
