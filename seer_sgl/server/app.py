@@ -1,6 +1,7 @@
 """The aiohttp application: routes, and what applies to every request."""
 
 import logging
+from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -11,7 +12,7 @@ from .auth import token_required
 from .bodies import body_read
 from .control.routes import add_control_routes
 from .csrf import cross_site
-from .errors import BadRequest, Forbidden, HttpError, http_error
+from .errors import BadRequest, HttpError, http_error
 from .generate import Generate
 from .info import Info
 from .json import json_response, refusal
@@ -96,7 +97,7 @@ def _own_pages(own_host: str) -> Middleware:
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         why = cross_site(request.method, request.path, request.headers, own_host)
         if why is not None:
-            raise Forbidden(why)
+            raise HttpError(why, HTTPStatus.FORBIDDEN)
         return await handler(request)
 
     return check

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from .errors import BadRequest, TooLarge, TooMany, TooSlow
+from .errors import BadRequest, HttpError, TooMany
 
 LARGE_BYTES = 1 << 20
 MOST_AT_ONCE = 16  # large bodies of the largest size that are read at the same time
@@ -63,7 +64,8 @@ async def _read(request: web.Request, most: int, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
             await request.read()
     except TimeoutError as error:
-        raise TooSlow(f"the body did not arrive within {timeout_s:g} s") from error
+        why = f"the body did not arrive within {timeout_s:g} s"
+        raise HttpError(why, HTTPStatus.REQUEST_TIMEOUT) from error
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large(most) from error
     except web.RequestPayloadError as error:
@@ -81,5 +83,6 @@ def _require_json(request: web.Request) -> None:
         raise BadRequest("Content-Type must be application/json, or NDJSON for /rollout")
 
 
-def _too_large(most: int) -> TooLarge:
-    return TooLarge(f"the body has more than {most} bytes (server.max_body)")
+def _too_large(most: int) -> HttpError:
+    why = f"the body has more than {most} bytes (server.max_body)"
+    return HttpError(why, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)

@@ -10,6 +10,10 @@ class HttpError(SeerError):
     status = 500
     retry_after_s: int | None = None
 
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status or self.status
+
 
 class BadRequest(HttpError):
     """The request is wrong: the message names the field."""
@@ -21,34 +25,16 @@ class Aborted(BadRequest):
     """The request was aborted before an engine had it. Not a 5xx: clients send those again."""
 
 
-class Forbidden(HttpError):
-    """The request may not be sent from there."""
-
-    status = 403
-
-
 class NotFound(HttpError):
     """There is nothing under this name."""
 
     status = 404
 
 
-class TooSlow(HttpError):
-    """The client took too long to send its request."""
-
-    status = 408
-
-
 class Conflict(HttpError):
     """The request contradicts the state of the server."""
 
     status = 409
-
-
-class TooLarge(HttpError):
-    """The request is larger than the server accepts."""
-
-    status = 413
 
 
 class TooMany(HttpError):
