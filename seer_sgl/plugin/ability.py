@@ -34,7 +34,6 @@ class Ability(NamedTuple):
     parts: Sequence[str] = ()
 
     def files(self) -> list[Path]:
-        """Returns the files of its hooks and of its parts."""
         own = {Path(inspect.getfile(hook.function)) for hook in self.hooks}
         return sorted(own.union(*map(files, self.parts)))
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def hooks() -> list[Hook]:
-    """Returns the hooks of this file."""
     return [
         Hook(
             "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",

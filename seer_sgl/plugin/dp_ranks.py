@@ -24,7 +24,6 @@ class DpRank:
         self.number = 0
 
     def hooks(self) -> list[Hook]:
-        """Returns the hooks of this file."""
         return [
             Hook(
                 f"{SCHEDULER}.init_ipc_channels",

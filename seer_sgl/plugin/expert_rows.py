@@ -60,7 +60,6 @@ class ExpertCapture:
         self._capturer = capturer
 
     def hooks(self) -> list[Hook]:
-        """Returns the hooks of this part."""
         return [
             Hook(
                 f"{RUNNER}.init_routed_experts_capturer",

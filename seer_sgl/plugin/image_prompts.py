@@ -24,7 +24,6 @@ T = TypeVar("T")
 
 
 def hooks() -> list[Hook]:
-    """Returns the hooks of this part."""
     return [
         Hook(
             f"{TOKENIZER_MANAGER}._tokenize_one_request",

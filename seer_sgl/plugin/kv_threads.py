@@ -57,7 +57,6 @@ class KvThreads:
         return (name, threading.get_ident()) in self._under_way
 
     def hooks(self) -> list[Hook]:
-        """Returns the hooks of this part."""
         return [
             Hook(
                 f"{SCHEDULER}.is_fully_idle",

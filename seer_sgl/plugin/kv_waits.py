@@ -20,7 +20,6 @@ MOST_NAMED = 1000  # requests in one report
 
 
 def hooks() -> list[Hook]:
-    """Returns the hooks of this part."""
     return [
         Hook(
             f"{LOADS}.get_loads",

@@ -56,7 +56,6 @@ def files(name: str) -> list[Path]:
 
 @functools.cache
 def needs_of(file: Path) -> Needs:
-    """Returns what a file of the plugin needs."""
     nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
     imported: dict[str, str] = {}
     protocols: set[str] = set()

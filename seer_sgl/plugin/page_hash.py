@@ -58,7 +58,6 @@ def page_hash() -> PageHash:
 
 
 def hooks() -> list[Hook]:
-    """Returns the hooks of this file."""
     return [
         Hook(
             "sglang.srt.mem_cache.cpp_utils.native_hash._load_native_hash_module",

@@ -35,7 +35,6 @@ MINIMUM = "BatchedMinNewTokensPenalizer"
 
 
 def hooks() -> list[Hook]:
-    """Returns the hooks of this file."""
     return [
         Hook(
             f"{SCHEDULER}.is_disable_overlap_for_batch",

@@ -174,7 +174,6 @@ class Plugin:
         return [hook.target for hook in self.hooks if not _in_place(hook)]
 
     def report(self, scheduler: SglScheduler) -> contract.PluginReport:
-        """Returns the plugin's part of `/server_info`."""
         off = self.off
         return contract.PluginReport(
             version=version("seer-sgl"),

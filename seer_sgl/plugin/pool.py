@@ -45,7 +45,6 @@ class PoolPart:
 
     @property
     def attached(self) -> bool:
-        """True if this engine stores KV in a pool."""
         return self._rank is not None
 
     def report(self, tree: SglRadixCache) -> PoolReport | None:
@@ -60,7 +59,6 @@ class PoolPart:
         )
 
     def hooks(self) -> list[Hook]:
-        """Returns the hooks of this part."""
         return [
             Hook(
                 "sglang.srt.mem_cache.storage.backend_factory.StorageBackendFactory.create_backend",

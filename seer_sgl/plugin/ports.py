@@ -25,7 +25,6 @@ SCHEME = "seer-loopback"  # of torch's rendezvous
 
 
 def hooks() -> list[Hook]:
-    """Returns the hooks of this file."""
     return [
         Hook(
             "sglang.srt.distributed.bootstrap._init_parallel_groups",

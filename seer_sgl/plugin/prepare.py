@@ -47,7 +47,6 @@ def draw_with_seeds(result: None, scheduler: SglScheduler, *_: object, **__: obj
 
 
 def hooks() -> list[Hook]:
-    """Returns the hooks of this file."""
     return [
         Hook(
             f"{SCHEDULER}.__init__",

@@ -10,7 +10,6 @@ KEYS = ("api_key", "admin_api_key", "ssl_keyfile_password")  # of ServerArgs
 
 
 def hooks() -> list[Hook]:
-    """Returns the hooks of this file."""
     return [
         Hook(
             "sglang.srt.server_args.ServerArgs.resolved_dict",

@@ -17,7 +17,6 @@ from .sglang_types import SglReq
 
 
 def hooks() -> list[Hook]:
-    """Returns the hooks of this file."""
     return [
         Hook(
             f"{REQ}.update_finish_state",

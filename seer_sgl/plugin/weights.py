@@ -40,7 +40,6 @@ class Weights:
         self._pool = pool
 
     def hooks(self) -> list[Hook]:
-        """Returns the hooks of this part."""
         return [
             Hook(
                 f"{SCHEDULER}.init_weight_updater",

@@ -13,7 +13,6 @@ class Work:
         self._prefilled = 0  # tokens
 
     def hooks(self) -> list[Hook]:
-        """Returns the hooks of this part."""
         return [
             Hook(
                 f"{SCHEDULER}.run_batch",
@@ -32,5 +31,4 @@ class Work:
             self._prefilled += batch.extend_num_tokens or 0
 
     def report(self, scheduler: SglScheduler) -> EngineWork:
-        """Returns the work's part of the plugin's report."""
         return EngineWork(forward_steps=scheduler.forward_ct, prefilled_tokens=self._prefilled)

@@ -40,7 +40,6 @@ def prepare() -> None:
 
 
 def abilities() -> list[Ability]:
-    """Returns the abilities of a CPU engine."""
     from . import hicache
 
     return [
@@ -54,7 +53,6 @@ def abilities() -> list[Ability]:
 
 
 def hooks() -> list[Hook]:
-    """Returns the hooks of a CPU engine's attention."""
     from .attention import decode_grouped, extend_new_rows_only
     from .tree_attention import attend_to_trees, plan_trees
 

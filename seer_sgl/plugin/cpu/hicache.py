@@ -15,7 +15,6 @@ HOST_RESERVE_BYTES = 1 << 30
 
 
 def hooks() -> list[Hook]:
-    """Returns the hooks of this file."""
     return [
         Hook(
             f"{HOST_POOL}.__init__",

@@ -109,7 +109,6 @@ def refused_flags(server_args: SglServerArgs) -> Iterator[str]:
 
 
 def hooks() -> list[Hook]:
-    """Returns the hooks of speculative decoding."""
     return [
         Hook(
             "sglang.srt.mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len",

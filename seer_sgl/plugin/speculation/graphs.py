@@ -62,7 +62,6 @@ def largest(runner: SglModelRunner) -> int:
 
 
 def hooks() -> list[Hook]:
-    """Returns the hooks of this file."""
     return [
         Hook(
             "sglang.srt.model_executor.runner.base_cuda_graph_runner.get_batch_sizes_to_capture",
