@@ -127,14 +127,7 @@ class StandIn:
     def __setitem__(self, _: Any, __: Any) -> None:
         pass
 
-    def append(self, _: Any) -> None:
-        """Takes an item of a list."""
-
-    def extend(self, _: Any) -> None:
-        """Takes items of a list."""
-
-    def add(self, _: Any) -> None:
-        """Takes an item of a set."""
+    append = extend = add = __setstate__  # of lists and sets
 
 
 class _Inert(pickle._Unpickler):
