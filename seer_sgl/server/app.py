@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 
 def make_app(service: Service) -> web.Application:
-    """Returns the application."""
     settings = service.settings
     largest = bytes_of(settings.max_body)
     app = web.Application(client_max_size=largest)

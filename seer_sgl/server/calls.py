@@ -117,6 +117,5 @@ class Answer:
         self._updated.set()
 
     def failed(self, error: HttpError, now: float) -> None:
-        """Ends the response with an error."""
         self.error, self.ended_at = error, now
         self._updated.set()

@@ -76,7 +76,6 @@ class Generation(Observer):
 
     @property
     def open_groups(self) -> int:
-        """The number of groups that more calls may join."""
         return len(self._siblings)
 
     async def run(self) -> None:
@@ -235,7 +234,6 @@ class Generation(Observer):
                 self._failed(request, failure)
 
     def _failed(self, request: Request, failure: Failure) -> None:
-        """Ends the response of a request with an error."""
         answer = self._by_request.get(request.uid)
         if answer is not None:
             self._forget(answer)

@@ -192,7 +192,6 @@ def _empty_secrets(info: dict[str, Any]) -> None:
 
 
 def _one_token() -> Call:
-    """Returns a call for one token."""
     return Call(
         rid=f"health-{uuid.uuid4().hex}",
         prompt_ids=token_array([0]),

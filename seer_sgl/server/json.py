@@ -22,12 +22,10 @@ def dumps(value: Any) -> bytes:
 
 
 def event_of(value: Any) -> bytes:
-    """Returns a server-sent event."""
     return PREFIX + b" " + dumps(value) + SEPARATOR
 
 
 def json_response(value: Any, status: int = 200) -> web.Response:
-    """Returns a JSON response."""
     return web.Response(body=dumps(value), status=status, headers=JSON)
 
 

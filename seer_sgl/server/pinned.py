@@ -14,7 +14,6 @@ class Pinned:
         self.running = 0  # requests that their engines have
 
     def add(self, session_id: str, engine_id: str) -> None:
-        """Records the engine of a new session."""
         self._engines[session_id] = engine_id
         if len(self._engines) > MOST_SESSIONS:
             del self._engines[next(iter(self._engines))]

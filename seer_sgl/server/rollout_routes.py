@@ -68,7 +68,6 @@ class _Handlers:
         return json_response({"rollouts": rollouts, "journals": self._rollouts.journals})
 
     async def show(self, http: web.Request) -> web.Response:
-        """The progress of a rollout."""
         return json_response(progress(self._rollouts.find(http.match_info["id"])))
 
     async def abort(self, http: web.Request) -> web.Response:
@@ -84,14 +83,12 @@ class _Handlers:
         return json_response({"removed": name})
 
     async def accept(self, http: web.Request) -> web.Response:
-        """Makes a delivered group count."""
         body = decoded(await http.read(), AcceptBody)
         served = self._rollouts.find(http.match_info["id"])
         served.accept(str(body.group_id))
         return json_response(_verdict(served))
 
     async def reject(self, http: web.Request) -> web.Response:
-        """Takes a delivered group back."""
         body = decoded(await http.read(), RejectBody)
         served, replaced_by = await self._rollouts.reject(http.match_info["id"], body)
         return json_response({**_verdict(served), "replaced_by": replaced_by})

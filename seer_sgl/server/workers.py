@@ -51,7 +51,6 @@ class Workers:
         return json_response(answer)
 
     async def get(self, http: web.Request) -> web.Response:
-        """One worker."""
         name = http.match_info["id"]
         if name == SERVER:
             return json_response(self._itself(http))

@@ -61,7 +61,6 @@ class ControlCalls:
         return combined(result, "Generation paused successfully.")
 
     async def resume(self, _: web.Request, body: bytes) -> Answer:
-        """Ends the pause."""
         result = await self._backend.resume(read_fields(body))
         return combined(result, "Generation continued successfully.")
 
@@ -86,28 +85,23 @@ class ControlCalls:
         return combined(result, "Memory released.")
 
     async def take_back(self, _: web.Request, body: bytes) -> Answer:
-        """Takes the memory of some tags back."""
         fields = read_fields(body)
         tags = field(fields, "tags", list[str], []) or ALL_TAGS
         result = await self._backend.resume_memory(tags, fields)
         return combined(result, "Memory resumed.")
 
     async def init_group(self, _: web.Request, body: bytes) -> Answer:
-        """Makes every engine's ranks join the trainer's process group."""
         group = read_group(read_fields(body))
         return combined(await self._backend.init_group(group))
 
     async def destroy_group(self, _: web.Request, body: bytes) -> Answer:
-        """Makes every engine leave the process group."""
         fields = read_fields(body)
         return combined(await self._backend.destroy_group(group_name(fields), fields))
 
     async def begin(self, _: web.Request, body: bytes) -> Answer:
-        """Opens an update on every engine; nothing is dispatched until `end`."""
         return updated(await self._backend.begin_update(read_fields(body)))
 
     async def end(self, _: web.Request, body: bytes) -> Answer:
-        """Ends the update. An engine that missed a part of it is stale."""
         return updated(await self._backend.end_update(read_fields(body)))
 
     async def update(self, http: web.Request, body: bytes) -> Answer:
@@ -126,7 +120,6 @@ class ControlCalls:
         return updated(await self._backend.update_weights(new, before=before))
 
     async def rename(self, _: web.Request, body: bytes) -> Answer:
-        """Gives the weights another version, on every engine."""
         fields = read_fields(body)
         version = field(fields, "new_version", str, "")
         if not version:
@@ -139,11 +132,9 @@ class ControlCalls:
         return updated(await renaming)
 
     async def flush(self, http: web.Request, _: bytes) -> Answer:
-        """Drops all cached KV of the engines; an engine refuses while requests run there."""
         return combined(await self._backend.flush_cache(http.path_qs), FLUSHED)
 
     async def to_each(self, http: web.Request, body: bytes) -> Answer:
-        """Sends a call to every engine unmodified."""
         result = await self._backend.call_each(http.method, http.path_qs, body or None)
         return combined(result)
 
@@ -164,5 +155,4 @@ class ControlCalls:
         return reply.status, reply.reply
 
     async def _abort_all(self) -> None:
-        """Ends all requests of clients."""
         await self._service.abort(EVERY)

@@ -32,7 +32,6 @@ class DraftReader:
         return self._newest
 
     def close(self) -> None:
-        """Ends a reading in progress."""
         if self._task is not None:
             self._task.cancel()
 

@@ -48,7 +48,6 @@ COUNTERS: tuple[tuple[str, str, Value], ...] = (
 
 
 def engine_families(engines: Sequence[EngineSnapshot]) -> Iterator[Metric]:
-    """Yields the metric families of the engines."""
     infos = [engine.info for engine in engines]
     yield gauges(
         "seer_engine_info",

@@ -27,7 +27,6 @@ ERRORS = (
 
 
 def families(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yields the metric families of a snapshot."""
     yield from _requests(snapshot)
     yield from _work(snapshot.counts)
     yield from engine_families(snapshot.engines)

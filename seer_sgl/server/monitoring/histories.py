@@ -59,12 +59,10 @@ class FleetHistory:
         return max(0, int((now - self._began) / CELL_S))
 
     def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
-        """Adds an engine's load."""
         row = (load.running, load.queued, load.kv_waiting, load.used_tokens)
         self._engines.setdefault(engine_id, Cells()).put(self.cell(now), row)
 
     def left(self, engine_id: str) -> None:
-        """Removes an engine."""
         self._engines.pop(engine_id, None)
 
     def generated(self, now: float, tokens: int) -> None:

@@ -39,11 +39,9 @@ class Latencies:
         self._awaited: set[str] = set()  # streamed requests without a token, by uid
 
     def submitted(self, requests: Sequence[Request]) -> None:
-        """Records new requests."""
         self._awaited.update(request.uid for request in requests if request.streaming)
 
     def streamed(self, request: Request, now: float) -> None:
-        """Records that tokens arrived."""
         if request.uid in self._awaited:
             self._awaited.discard(request.uid)
             self._first_token.observe(max(0.0, now - request.submitted_at))
@@ -59,5 +57,4 @@ class Latencies:
         self._awaited.discard(request.uid)
 
     def tail(self, seconds: float) -> None:
-        """Records the tail of a rollout."""
         self._tail.observe(seconds)

@@ -33,7 +33,6 @@ class ServerMonitor(Collector):
         service.driver.observe(self.counts)
 
     async def snapshot(self) -> Snapshot:
-        """Returns the state of the server."""
         service, driver = self._service, self._service.driver
         serving = {state.engine_id for state in driver.states() if state.available}
         drafts = await self._draft_reader.counters(serving)
@@ -56,7 +55,6 @@ class ServerMonitor(Collector):
         )
 
     def close(self) -> None:
-        """Ends what the monitor does in the background."""
         self._draft_reader.close()
 
     async def metrics(self) -> bytes:

@@ -70,7 +70,6 @@ def add_monitoring_routes(app: web.Application, service: Service) -> None:
 
 
 async def _page_file(http: web.Request) -> web.Response:
-    """Returns a file of the live page."""
     name, kind = PAGE_FILES[http.path]
     body = (PAGE / name).read_bytes()
     return web.Response(body=body, content_type=kind, charset="utf-8", headers=PAGE_HEADERS)

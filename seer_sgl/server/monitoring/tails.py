@@ -43,7 +43,6 @@ class Tails:
             rollout.submitted += requests
 
     def finished(self, caller: str, now: float) -> None:
-        """Adds a finished request."""
         if caller in self.rollouts:
             self.rollouts[caller].finished.append(now)
 
@@ -53,7 +52,6 @@ class Tails:
             self.rollouts[caller].submitted -= requests
 
     def ended(self, caller: str) -> None:
-        """Ends a rollout."""
         rollout = self.rollouts.pop(caller, None)
         if rollout is not None and rollout.finished:
             self._record(rollout.finished[-1] - tail_begin(rollout.finished))

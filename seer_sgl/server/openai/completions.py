@@ -125,7 +125,6 @@ class CompletionResponse(OpenAIResponse):
 def _echoed(
     request: CompletionBody, batch: CallBatch, write: Callable[[Sequence[int], bool], str]
 ) -> list[str]:
-    """Returns the prompt of each call as a text."""
     prompt = request.prompt
     if isinstance(prompt, str):
         return [prompt] * len(batch.calls)

@@ -52,7 +52,6 @@ async def stream_events(
 async def _send_new(
     response: web.StreamResponse, index: int, reply: Reply, made: OpenAIResponse
 ) -> Json:
-    """Sends what is new in a reply, and returns it."""
     event = reply.event()
     for chunk in made.chunks(index, event):
         await response.write(event_of(chunk))

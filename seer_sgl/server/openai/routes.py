@@ -12,7 +12,6 @@ from .errors import with_errors
 
 
 def add_openai_routes(app: web.Application, service: Service) -> None:
-    """Adds the routes to an application."""
     engines = Engines(service)
     chats = with_errors(Chats(service, engines))
     app.router.add_post("/v1/completions", with_errors(Completions(service, engines)))

@@ -184,7 +184,6 @@ def _require_possible(parameters: Mapping[str, Any]) -> None:
 
 
 def add_other_paths(app: web.Application, service: Service, engines: Engines) -> None:
-    """Adds the routes to an application."""
     through = OtherPaths(service, engines)
     placed, asked = with_errors(through.placed), with_errors(through.asked)
     searched = with_errors(through.searched)

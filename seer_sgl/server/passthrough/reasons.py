@@ -23,7 +23,6 @@ class PassthroughReasons:
         self.counts: Counter[str] = Counter()
 
     def count(self, reason: str) -> None:
-        """Adds one request."""
         if reason not in self.counts and (
             len(self.counts) >= MOST_REASONS
             or len(reason) > MOST_CHARACTERS
