@@ -50,7 +50,6 @@ class EngineWatch:
 
     @property
     def name(self) -> str:
-        """The engine's id."""
         return self.slot.engine_id
 
     def follow(self) -> None:

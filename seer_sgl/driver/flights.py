@@ -53,7 +53,6 @@ class Flight:
 
     @property
     def result(self) -> ChunkResult:
-        """The result of a chunk that has ended."""
         chunk, now, outcome = self.chunk, self.ended_at, self.outcome
         if isinstance(outcome, ChunkReply):
             return result_of(chunk, outcome, now, recalled=self.recalled, aborted=self.aborted)

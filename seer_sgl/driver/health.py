@@ -72,7 +72,6 @@ class Health:
             self._to(State.SUSPECT, why)
 
     def died(self, why: str) -> None:
-        """Records that its server has died."""
         if State.DEAD in TRANSITIONS[self.state]:
             self._to(State.DEAD, why)
 
@@ -109,11 +108,9 @@ class Health:
             self._to(State.STALE, problem.why)
 
     def drain(self) -> None:
-        """Records that it leaves the fleet."""
         self._to(State.DRAINING, "it leaves the fleet")
 
     def quarantined(self, why: str) -> None:
-        """Records that it is not restarted."""
         self.died(why)
         self._to(State.QUARANTINED, why)
 

@@ -141,7 +141,6 @@ class RolloutLoop:
                 flight.take_back(ChunkRecalled(why, engine_id=chunk.engine_id))
 
     def loaded(self, engine_id: str, load: EngineLoad) -> None:
-        """Records the load that an engine reported."""
         if self.scheduler.loaded(engine_id, load):
             self.wake()
         for observer in self.observers:
@@ -156,7 +155,6 @@ class RolloutLoop:
         self.wake()
 
     def health_changed(self, engine_id: str, state: State, why: str) -> None:
-        """Records that an engine is in another state."""
         for observer in self.observers:
             observer.health(engine_id, state, why, self.clock())
 

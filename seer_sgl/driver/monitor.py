@@ -53,11 +53,9 @@ class Monitor:
         return {name: why for name, why in lacking if why is not None}
 
     def health(self, engine_id: str) -> Health:
-        """Returns the state of an engine."""
         return self._watched[engine_id].health
 
     def add(self, slot: EngineSlot, engine: Engine) -> None:
-        """Starts polling one more engine."""
         watched = self._watched[slot.engine_id] = EngineWatch(
             slot, engine, self._settings.engines.stall_timeout_s, self._timing
         )
@@ -71,7 +69,6 @@ class Monitor:
             watched.task = self._tasks.create_task(self._watch(watched))
 
     def remove(self, engine_id: str) -> None:
-        """Stops polling an engine."""
         watched = self._watched.pop(engine_id, None)
         self.version_unknown.pop(engine_id, None)
         if watched is not None:
@@ -231,14 +228,12 @@ class Monitor:
         return await self._problem(watched)
 
     async def _problem(self, watched: EngineWatch) -> EngineProblem | None:
-        """Returns why an engine cannot serve; None if it can."""
         if watched.health.lacks is not None:
             return EngineProblem(watched.health.lacks, weights=True)
         problem = await watched.engine.problem(self.weight_version)
         return problem or self._other_weights(watched.engine)
 
     def _publish(self, watched: EngineWatch) -> None:
-        """Logs and reports a change of an engine's state."""
         state = watched.health.change()
         if state is None:
             return

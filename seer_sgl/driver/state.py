@@ -27,7 +27,6 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, slot: EngineSlot, health: Health) -> Self:
-        """Returns the state of a scheduler's slot."""
         return cls(
             engine_id=slot.engine_id,
             inflight=slot.inflight,

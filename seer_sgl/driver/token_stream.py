@@ -23,7 +23,6 @@ class TokenStream:
         self.kept: ChunkReply | None = None  # the tokens so far, kept if the engine fails
 
     def received(self, new: ChunkReply) -> None:
-        """Adds the next tokens of the chunk, and reports them."""
         if self._chunk.undivided or (self.kept is not None and self.kept.finish == "stop"):
             return
         so_far = new if self.kept is None else joined(self.kept, new)

@@ -88,7 +88,6 @@ class JournalFolder:
             self.close()
 
     def close(self) -> None:
-        """Releases the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
