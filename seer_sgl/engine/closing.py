@@ -23,7 +23,6 @@ class SessionCloses:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, uid: str) -> None:
-        """Has a session closed soon."""
         self._waiting.append(uid)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())

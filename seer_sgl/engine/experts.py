@@ -9,7 +9,6 @@ from seer_sgl.types import Chunk
 
 
 def asks(chunk: Chunk) -> bool:
-    """Returns whether a chunk asks for routed experts."""
     return chunk.request.sampling.return_routed_experts
 
 

@@ -173,7 +173,6 @@ class Fleet:
         return self._engines(infos)
 
     def _engines(self, infos: Sequence[EngineInfo]) -> list[HttpEngine]:
-        """Returns the engines of one server."""
         server = functools.partial(self._supervisor.server, infos[0].server_id)
         end_server = functools.partial(self._supervisor.end, infos[0].server_id)
         loading = asyncio.Lock()

@@ -86,7 +86,6 @@ class ServerCalls(NamedTuple):
         return Unreachable(f"{self.name}: {reason}", engine_id=self.engine_id)
 
     def failure(self, status: int, reply: bytes, path: str) -> EngineError:
-        """Returns the error for an HTTP error status."""
         refusal = wire.refusal(reply)
         generates = path == GENERATE
         rejected = generates and status in REFUSALS and refusal is not None

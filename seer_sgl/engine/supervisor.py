@@ -34,7 +34,6 @@ class _Supervised:
 
     @property
     def phase(self) -> ServerPhase:
-        """The state of the server."""
         if self.restarts.quarantine is not None:
             return ServerPhase.QUARANTINED
         if self.starting is not None:
@@ -86,7 +85,6 @@ class EngineSupervisor:
             await asyncio.wait({kept.starting})
 
     def server(self, server_id: str) -> ServerState:
-        """Returns the state of a server."""
         kept = self._kept.get(server_id)
         if kept is None:
             return ServerState()
@@ -104,7 +102,6 @@ class EngineSupervisor:
             kept.restarts.ended(why, asyncio.get_running_loop().time())
 
     async def run(self) -> None:
-        """Watches until cancelled."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             while True:

@@ -154,7 +154,6 @@ class Loads(msgspec.Struct):
     loads: Annotated[list[LoadEntry], msgspec.Meta(min_length=1)]
 
     def of(self, dp_rank: int) -> LoadEntry | None:
-        """Returns the load of one rank; None without one."""
         return next((load for load in self.loads if load.dp_rank == dp_rank), None)
 
 

@@ -25,7 +25,6 @@ def copies(own: Mapping[str, FlagValue]) -> int:
 
 
 def pipeline_size(own: Mapping[str, FlagValue]) -> int:
-    """Returns the number of pipeline stages of one server."""
     return _size(own, PIPELINE_PARALLEL)
 
 

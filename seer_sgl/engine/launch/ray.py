@@ -189,7 +189,6 @@ class _Room:
             raise
 
     async def reserved(self) -> bool:
-        """Returns whether the resources are reserved."""
         table = await asyncio.to_thread(placement_group_table, self._group)
         return bool(table["state"] == PLACED)
 

@@ -46,7 +46,6 @@ class Actor:
         self.process = RemoteProcess(self._host, self.hosted, log)
 
     async def end(self) -> None:
-        """Ends the process and the actor."""
         try:
             with contextlib.suppress(RayError, TimeoutError):
                 async with asyncio.timeout(STOP_S):

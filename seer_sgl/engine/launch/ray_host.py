@@ -53,7 +53,6 @@ class ProcessHost:
         self._folder: Path | None = None  # with the log; it stays if this actor is killed
 
     def _new_log(self, name: str) -> Path:
-        """Returns the path of the log, in a new folder."""
         self._folder = Path(tempfile.mkdtemp(prefix="seer-sgl-"))
         return self._folder / name
 

@@ -89,7 +89,6 @@ class RemoteProcess(EngineProcess):
 
 
 async def _why_lost(hosted: Hosted, error: Exception) -> str:
-    """Returns why the actor of a process is gone."""
     try:
         nodes = await asyncio.to_thread(ray.nodes)
     except Exception:  # of several kinds: the cluster itself is away
