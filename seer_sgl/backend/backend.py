@@ -298,7 +298,6 @@ class Backend:
                 raise ConfigError(why)
 
     async def _drained(self, engine_ids: Sequence[str]) -> None:
-        """Removes the engines of one server."""
         try:
             await asyncio.gather(*map(self._removed, engine_ids))
             async with self._lock:  # an update that they take part in ends before

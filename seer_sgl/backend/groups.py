@@ -71,7 +71,6 @@ async def init_group(state: FleetState, group: TrainerGroup) -> CallResult:
 
 
 async def destroy_group(state: FleetState, name: str, fields: Fields) -> CallResult:
-    """Makes every engine leave the process group."""
     state.groups.pop(name, None)
     path = "/destroy_weights_update_group"
     async with state.holds.during("destroy_weights_update_group"):

@@ -39,7 +39,6 @@ async def pause(
 
 
 async def resume(state: FleetState, fields: Fields) -> CallResult:
-    """Ends the pause."""
     body, within_s = body_of(fields), state.timing.quick_call_s
     try:
         replies = await call_all(state.engines(), "POST", "/continue_generation", body, within_s)

@@ -131,7 +131,6 @@ async def newest_of(engines: Sequence[HttpEngine]) -> Newest:
 
 
 def starts_in(newest: Newest) -> Starts:
-    """Returns the starts of engines in their descriptions."""
     return {name: None if info is None else info.instance for name, info in newest.items()}
 
 

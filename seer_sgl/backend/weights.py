@@ -116,7 +116,6 @@ class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def begin(state: FleetState, fields: Fields) -> CallResult:
-    """Opens a session on every engine; nothing is dispatched until `end`."""
     if state.session is not None:
         raise InputError("a weight-update session is already open; call end_weight_update() first")
     engines = state.engines()
@@ -210,7 +209,6 @@ async def update(state: FleetState, new: WeightUpdate, before: Before | None) ->
 async def rename(
     state: FleetState, version: str, fields: Fields, aborts: bool | None, before: Before | None
 ) -> CallResult:
-    """Gives the weights another version, on every engine."""
     if aborts is None:  # a caller that holds generation updates under way
         aborts = not state.holds
     if aborts and before is not None:
@@ -230,7 +228,6 @@ async def rename(
 
 
 async def adopt(state: FleetState, version: str | None) -> None:
-    """Lets the engines serve weights that their caller has loaded into them itself."""
     if state.session is not None:
         raise StateError("a weight update is open; call end_update() first")
     async with state.holds.during(UPDATE):
