@@ -39,10 +39,6 @@ TRANSITIONS: Mapping[State, Set[State]] = {
 }
 
 
-class ImpossibleTransition(ValueError):
-    """A state that cannot follow: a defect of the caller."""
-
-
 class Health:
     """The state of one engine, and why it is in it.
 
@@ -95,12 +91,12 @@ class Health:
     def answered(self, problem: EngineProblem | None) -> None:
         """Records the result of a check: None if it generates and has the current weights.
 
-        Raises ImpossibleTransition for a good result of an engine that is dead, leaves, is
+        Raises ValueError for a good result of an engine that is dead, leaves, is
         quarantined, or lacks the weights.
         """
         if problem is None:
             if self.lacks is not None:
-                raise ImpossibleTransition(f"it lacks the weights: {self.lacks}")
+                raise ValueError(f"it lacks the weights: {self.lacks}")
             self._to(State.HEALTHY, "")
         elif not problem.weights:
             self.failed(problem.why)
@@ -118,5 +114,5 @@ class Health:
         if state is self.state:
             return
         if state not in TRANSITIONS[self.state]:
-            raise ImpossibleTransition(f"{state.value} after {self.state.value}: {why}")
+            raise ValueError(f"{state.value} after {self.state.value}: {why}")
         self.state, self.why, self._changed = state, why, True
