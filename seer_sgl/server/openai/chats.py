@@ -77,7 +77,7 @@ class Chats:
         """Returns the reasoning parser of the engines; None if they have none."""
         if facts.reasoning_parser is None:
             return None
-        if self._reasoning is None or not self._reasoning.fits(facts):
+        if self._reasoning is None or self._reasoning.facts is not facts:
             self._reasoning = Reasoning(self._engines, tokenizer, facts)
         return self._reasoning
 

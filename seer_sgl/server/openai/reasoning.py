@@ -52,7 +52,7 @@ class Reasoning:
 
     def __init__(self, engines: Engines, tokenizer: Tokenizer, facts: Facts) -> None:
         self._engines = engines
-        self._facts = facts
+        self.facts = facts
         self._end_ids = tokenizer.encode_part(END)
         self._word = tokenizer.encode_part(WORD)[-1:]
         self._word_text = tokenizer.decode(self._word).strip()
@@ -60,13 +60,9 @@ class Reasoning:
         self._probed = False
         self._modes: dict[bytes, Mode] = {}
 
-    def fits(self, facts: Facts) -> bool:
-        """Returns whether it was made for the engines of these facts."""
-        return facts is self._facts
-
     async def mode(self, chat: ChatBody) -> Mode:
         """Returns the mode of a chat. Raises NotDivisible if the parser does more than separate."""
-        if self._facts.reasoning_parser not in PARSERS or self._facts.enable_strict_thinking:
+        if self.facts.reasoning_parser not in PARSERS or self.facts.enable_strict_thinking:
             raise NotDivisible("reasoning_parser")
         if chat.stream or chat.continue_final_message:
             raise NotDivisible("reasoning_parser")
@@ -130,7 +126,7 @@ class Reasoning:
         return Mode(open=not content, counted=counted)
 
     async def _separate(self, text: str) -> Separated | None:
-        wanted = {"text": text, "reasoning_parser": self._facts.reasoning_parser}
+        wanted = {"text": text, "reasoning_parser": self.facts.reasoning_parser}
         answer = await self._engines.ask("POST", "/separate_reasoning", msgspec.json.encode(wanted))
         return answer.decoded(Separated)
 
