@@ -250,13 +250,6 @@ class Refusal(msgspec.Struct):
     object: str | None = None
     message: str | None = None
 
-    @property
-    def explanation(self) -> str | None:
-        """The reason why SGLang refuses the request; None if a proxy made the body."""
-        if self.error is not None:
-            return self.error.message
-        return self.message if self.object == "error" else None
-
 
 _encoder = msgspec.json.Encoder()
 
@@ -516,6 +509,9 @@ def _spans(meta: Meta, tokens: int) -> list[WeightSpan]:
 def refusal(body: bytes) -> str | None:
     """Returns SGLang's reason for refusing a request; None if the body is not from SGLang."""
     try:
-        return decode(body, Refusal).explanation
+        found = decode(body, Refusal)
     except Unreadable:
         return None
+    if found.error is not None:
+        return found.error.message
+    return found.message if found.object == "error" else None  # else of a proxy
