@@ -86,8 +86,9 @@ class Rollouts:
         if body.target_groups is not None and body.target_groups > len(prompts):
             raise BadRequest(f"target_groups: {body.target_groups} of {len(prompts)} groups")
         with contextlib.ExitStack() as stack:
-            journal = self._journal(body)
-            if journal is not None:
+            journal = None
+            if body.journal is not None:
+                journal = RolloutJournal.begin_or_resume(self._journal_path(body.journal))
                 stack.callback(journal.close)
                 await self._rollout.end_orphans(journal)
             start = self._start(body, journal)
@@ -156,12 +157,6 @@ class Rollouts:
         if not path.is_dir():
             raise NotFound(f"no journal {name!r}")
         JournalFolder(path, create=True).remove()  # it may have no file yet
-
-    def _journal(self, body: RolloutBody) -> RolloutJournal | None:
-        """Returns the journal that a body names. Raises HttpError or JournalError."""
-        if body.journal is None:
-            return None
-        return RolloutJournal.begin_or_resume(self._journal_path(body.journal))
 
     def _journal_path(self, name: str) -> Path:
         folder = self._rollout.config.rollout.journal
