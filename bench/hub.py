@@ -102,7 +102,7 @@ async def probe(session: aiohttp.ClientSession, url: str, end: float) -> list[fl
 
         async def read() -> None:
             async for message in receiver:
-                frame = messages.decode_to_engine(message.data)
+                frame = messages.decode(message.data, messages.to_engine)
                 if isinstance(frame, Deltas):
                     sent = np.frombuffer(frame.deltas[-1].tokens, np.int32)[-1]
                     times.append(time.monotonic() - start - float(sent) / 1e4)

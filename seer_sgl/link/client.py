@@ -148,7 +148,7 @@ class Link:
             async for message in socket:
                 if message.type is aiohttp.WSMsgType.BINARY:
                     with contextlib.suppress(msgspec.DecodeError):  # a newer driver's message
-                        self._dispatch(messages.decode_to_engine(message.data))
+                        self._dispatch(messages.decode(message.data, messages.to_engine))
         finally:
             self._connected = False
             sender.cancel()

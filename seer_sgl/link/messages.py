@@ -4,12 +4,13 @@ One msgpack object per WebSocket message. A change that an older version would m
 PROTOCOL; the driver refuses all other protocol versions.
 """
 
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
 from seer_sgl.draft import messages as draft
 
+T = TypeVar("T")
 PROTOCOL = 3
 MAX_FRAME_BYTES = 1 << 20
 
@@ -53,23 +54,12 @@ ToDriver = Hello | KvStored | Rates | draft.ToHub
 ToEngine = Forget | draft.ToReplica
 
 encode = msgspec.msgpack.Encoder().encode
-_to_driver = msgspec.msgpack.Decoder(ToDriver)
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
+to_driver: msgspec.msgpack.Decoder[ToDriver] = msgspec.msgpack.Decoder(ToDriver)
+to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 
 
-def decode_to_driver(frame: bytes) -> ToDriver:
-    """Returns a frame from an engine. Raises msgspec.DecodeError for any other bytes."""
-    decoded: ToDriver = _decoded(_to_driver, frame)
-    return decoded
-
-
-def decode_to_engine(frame: bytes) -> ToEngine:
-    """Returns a frame from a driver or hub. Raises msgspec.DecodeError for any other bytes."""
-    decoded: ToEngine = _decoded(_to_engine, frame)
-    return decoded
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], frame: bytes) -> Any:
+def decode(frame: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    """Returns a frame to one of both ends. Raises msgspec.DecodeError for any other bytes."""
     try:
         return decoder.decode(frame)
     except RecursionError as error:

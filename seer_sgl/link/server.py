@@ -119,7 +119,7 @@ class LinkServer:
             async for message in socket:
                 if message.type is not WSMsgType.BINARY:
                     continue
-                frame = messages.decode_to_driver(message.data)
+                frame = messages.decode(message.data, messages.to_driver)
                 if isinstance(frame, messages.Hello):
                     problem = "a second hello" if hello is not None else self._problem(frame)
                     if problem is not None:

@@ -203,7 +203,7 @@ async def test_a_reader_that_stops_holds_up_nobody_and_no_memory(
     async def read(socket: aiohttp.ClientWebSocketResponse) -> None:
         lacking = frames_long
         while lacking:
-            message = messages.decode_to_engine((await socket.receive(DEADLINE_S)).data)
+            message = messages.decode((await socket.receive(DEADLINE_S)).data, messages.to_engine)
             assert isinstance(message, Deltas)
             lacking -= sum(delta.position == 0 for delta in message.deltas)
 

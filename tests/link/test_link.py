@@ -254,7 +254,7 @@ async def test_an_engine_that_restarts_takes_over_from_its_dead_socket(
         assert server.linked("one")
         server.forget("one", "g.0", 0)
         message = await alive.receive(DEADLINE_S)
-        assert messages.decode_to_engine(message.data) == Forget("g.0", 0)
+        assert messages.decode(message.data, messages.to_engine) == Forget("g.0", 0)
 
 
 NESTED = b"\x82\xa4type\xa4done\xa6groups" + b"\x91" * 100_000 + b"\xc0"
@@ -348,7 +348,7 @@ async def test_what_could_not_be_sent_arrives_after_the_reconnect(
         self: aiohttp.ClientWebSocketResponse, data: bytes, compress: int | None = None
     ) -> None:
         nonlocal breaks
-        if not breaks and isinstance(messages.decode_to_driver(data), KvStored):
+        if not breaks and isinstance(messages.decode(data, messages.to_driver), KvStored):
             breaks += 1
             await self.close()
             raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
