@@ -16,7 +16,7 @@ from .decode import decode_fields
 from .errors import Aborted
 from .generate_body import CallBatch, GenerateReader, require_few
 from .json import END, EVENTS, error_fields, event_of, json_response
-from .meta_info import Reply
+from .meta_info import Reply, TokenText
 from .passthrough.body import PassthroughBody, passthrough_body
 from .passthrough.reasons import NotDivisible
 from .service import THREAD_BYTES, Service
@@ -123,7 +123,7 @@ def replies_of(
 
     incremental: each reply has what is new only.
     """
-    token_text = service.token_text if batch.token_texts else _no_text
+    token_text: TokenText = service.token_text if batch.token_texts else lambda _: None
     version = service.version()
     return [
         Reply(
@@ -161,10 +161,6 @@ def _aborted(sent: PassthroughBody, version: str) -> web.Response:
     if not sent.stream:
         return json_response(replies[0] if sent.single else replies)
     return web.Response(body=b"".join([*map(event_of, replies), END]), headers=EVENTS)
-
-
-def _no_text(_: int) -> str | None:
-    return None
 
 
 async def _add_experts(answer: Answer, meta: dict[str, Any]) -> None:
