@@ -16,7 +16,7 @@ class Attempts(msgspec.Struct, eq=False, gc=False):  # nothing in it refers back
     request: Request
     # scheduler.py
     sent: int = 0  # chunks, lost ones included: makes SGLang request ids unique
-    rid: str = ""  # of the newest chunk; empty if that one was lost
+    rid: str = ""  # of the newest chunk; empty if that one was lost, or its KV forgotten
     returned_at: float | None = None  # when that chunk came back; None while it is in flight
     stored: bool = False  # all KV up to the end of the newest chunk is in the pool
     # Its KV did not reach the pool in time. A missing page may stay missing, so it does not wait

@@ -206,6 +206,8 @@ class Scheduler:
         """Discards all knowledge of stored KV: new weights make the KV of all requests useless."""
         for attempts in self._live.values():
             attempts.stored = False
+            if attempts.returned_at is not None:
+                attempts.rid = ""  # an acknowledgement that is still to come is of useless KV
             if self._unstored.leave(attempts.request):
                 self._make_ready(attempts)
 

@@ -149,6 +149,34 @@ def test_kv_that_will_never_be_whole_is_not_waited_for_any_longer(
     assert placement.offers[-1] == (0, False)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_kv_of_older_weights_is_not_waited_for(
+    scheduler: Scheduler, placement: WaitsForKV, waits: bool
+) -> None:
+    group = make_group(n=1)
+    scheduler.submit(group)
+    chunk = take(scheduler)
+    scheduler.complete(ChunkResult(chunk=chunk, now=50.0, reply=make_reply(10)))
+    if waits:
+        assert scheduler.next_assignment(50.0) is None
+    scheduler.forget_kv()
+    assert scheduler.stored(chunk.rid, True) is None
+    chunk = take(scheduler, 50.0)
+    assert chunk.move is Move.STAY
+    scheduler.complete(ChunkResult(chunk=chunk, now=60.0, reply=make_reply(10)))
+    assert scheduler.next_assignment(60.0) is None
+    assert placement.offers[-1] == (0, True), "the new weights' KV is worth a wait"
+    assert scheduler.stored(chunk.rid, True) is group.requests[0]
+
+
+def test_the_chunk_in_flight_is_still_acknowledged_after_new_weights(scheduler: Scheduler) -> None:
+    group = make_group(n=1)
+    scheduler.submit(group)
+    chunk = take(scheduler)
+    scheduler.forget_kv()
+    assert scheduler.stored(chunk.rid, True) is group.requests[0]
+
+
 def test_acknowledgements_of_older_chunks_and_of_strangers_change_nothing(
     scheduler: Scheduler,
 ) -> None:
