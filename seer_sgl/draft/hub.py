@@ -25,6 +25,7 @@ from .messages import (
     ToHub,
     ToReplica,
     Want,
+    named,
 )
 
 MAX_GROUPS = 1 << 16
@@ -153,7 +154,7 @@ class Hub:
         if receiver is None:
             return None
         if receiver.done:
-            names = list(receiver.done)[:MAX_ENTRIES]
+            names = next(named(receiver.done))
             for name in names:
                 del receiver.done[name]
             return Done(names)
@@ -316,7 +317,8 @@ class Hub:
 def _wanted(peer: _Peer) -> Want:
     """Returns one message of the requests to a peer; the rest stays."""
     groups: dict[str, dict[int, int]] = {}
-    for group, sequence in list(peer.wants)[:MAX_SEQUENCES]:
+    names = next(named(group for group, _ in peer.wants))
+    for group, sequence in list(peer.wants)[: min(len(names), MAX_SEQUENCES)]:
         groups.setdefault(group, {})[sequence] = peer.wants.pop((group, sequence))
     return Want(groups)
 

@@ -138,6 +138,11 @@ def grouped(lengths: Iterable[tuple[str, dict[int, int]]]) -> Iterator[dict[str,
     return (dict(batch) for batch in batches)
 
 
+def named(groups: Iterable[str]) -> Iterator[list[str]]:
+    """Yields the names of groups in order, in lists that fit into a message."""
+    return _filled(groups, lambda name: DELTA_BYTES + 4 * len(name))
+
+
 def _filled(entries: Iterable[T], cost: Callable[[T], int]) -> Iterator[list[T]]:
     batch: list[T] = []
     room = FRAME_BYTES

@@ -25,6 +25,7 @@ from .messages import (
     Want,
     batched,
     grouped,
+    named,
     pieces,
     wire_name,
 )
@@ -368,8 +369,9 @@ class Replica:
         for group in reported:
             group.reported = False
             self._to_open.pop(group, None)
-        if reported and self._send is not None:
-            self._send(Leave([group.name for group in reported]))
+        if self._send is not None:
+            for names in named(group.name for group in reported):
+                self._send(Leave(names))
 
 
 def _unsent(log: Log, position: int) -> Iterator[Delta]:

@@ -10,6 +10,7 @@ from seer_sgl.draft import hub as hub_module
 from seer_sgl.draft.hub import LOG_TOKENS, Hub
 from seer_sgl.draft.messages import (
     FRAME_BYTES,
+    MAX_ENTRIES,
     MAX_NAME,
     MAX_NUMBER,
     MAX_SEQUENCES,
@@ -103,6 +104,20 @@ def test_who_comes_late_gets_what_it_lacks_in_messages_of_bounded_size(hub: Hub)
             assert piece.position == len(replica[piece.sequence])
             replica[piece.sequence].frombytes(piece.tokens)
     assert {number: list(tokens) for number, tokens in replica.items()} == tokens_of(hub, "g")
+
+
+def test_many_long_names_go_out_in_messages_of_bounded_size() -> None:
+    hub = Hub(1 << 30)
+    names = [f"{number:0{MAX_NAME}}" for number in range(MAX_ENTRIES)]
+    hub.receive("a", Open({name: {0: 1} for name in names}))
+    for kind in (Want, Done):
+        messages = taken(hub, "a")
+        assert all(type(message) is kind for message in messages)
+        assert all(len(msgspec.msgpack.encode(message)) <= FRAME_BYTES for message in messages)
+        named = [name for message in messages for name in message.groups]  # type: ignore[union-attr]
+        assert named == names
+        for name in names:
+            hub.done(name)
 
 
 def test_a_hub_that_restarts_asks_for_what_it_lacks() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from seer_sgl.draft.drafter import Drafter
 from seer_sgl.draft.group_store import SEQUENCES
 from seer_sgl.draft.messages import (
+    FRAME_BYTES,
     MAX_NAME,
     MAX_SEQUENCES,
     Delta,
@@ -149,6 +150,17 @@ def test_a_group_is_left_when_it_was_idle_and_joined_again_when_it_is_not() -> N
     assert engine.index() == [[5]], "siblings may come back"
     engine.replica.begin("g", 1, PROMPT, [])
     assert engine.pass_time() == [Open({"g": {0: 1, 1: 0}})]
+
+
+def test_many_groups_are_left_in_messages_of_bounded_size() -> None:
+    engine = Engine()
+    names = [f"{number:0{MAX_NAME}}" for number in range(FRAME_BYTES // MAX_NAME)]
+    for name in names:
+        engine.replica.end(engine.replica.begin(name, 0, PROMPT, []))
+    engine.pass_time()
+    left = [each for each in engine.pass_time(IDLE_S + 1.0) if isinstance(each, Leave)]
+    assert all(len(msgspec.msgpack.encode(message)) <= FRAME_BYTES for message in left)
+    assert [name for message in left for name in message.groups] == names
 
 
 def test_a_group_that_is_done_is_closed_even_while_it_runs() -> None:
