@@ -11,6 +11,7 @@ from .messages import MAX_NUMBER, MAX_SEQUENCES
 # twice as many fork numbers as a group may have sequences.
 SEQUENCES = MAX_NUMBER // (2 * MAX_SEQUENCES) + 1
 FORKS = (MAX_NUMBER + 1) // SEQUENCES
+MAX_GROUPS = 1 << 14  # an index takes three pages and its objects, 15 kB, however few its tokens
 
 
 class DraftIndex(Protocol):
@@ -102,7 +103,7 @@ class StoredGroup:
 
 
 class GroupStore:
-    """All groups of an engine. `max_tokens`: the limit of `fits`.
+    """All groups of an engine, MAX_GROUPS at most. `max_tokens`: the limit of `fits`.
 
     `apart`: each sequence is a group of its own in the index and drafts from itself alone.
     """
@@ -161,8 +162,8 @@ class GroupStore:
         del self.groups[group.name]
 
     def fits(self, tokens: int) -> bool:
-        """Returns whether this number of additional tokens is within the limit."""
-        return self.tokens + tokens <= self._max_tokens
+        """Returns whether the groups and this number of additional tokens are within the limits."""
+        return len(self.groups) <= MAX_GROUPS and self.tokens + tokens <= self._max_tokens
 
     def least_recent(self, keep: StoredGroup | None) -> StoredGroup | None:
         """Returns the least recently used group without running sequences, which closes first."""

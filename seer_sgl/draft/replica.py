@@ -307,7 +307,7 @@ class Replica:
         return True
 
     def _keep_bound(self) -> None:
-        """Closes groups, running ones too, until the tokens are within the limit."""
+        """Closes groups, running ones too, until groups and tokens are within the limits."""
         while not self._store.fits(0):
             self._close(self._store.least_recent(None) or self._store.largest())
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seer_sgl.draft import group_store
 from seer_sgl.draft.drafter import Drafter
 from seer_sgl.draft.group_store import SEQUENCES
 from seer_sgl.draft.messages import (
@@ -192,6 +193,20 @@ def test_the_idle_group_used_longest_ago_makes_room() -> None:
     assert engine.replica.facts()["refused_tokens"] == 20
     assert engine.replica.facts()["tokens"] == 27
     engine.check()
+
+
+def test_the_number_of_groups_is_bounded_however_few_their_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_store, "MAX_GROUPS", 2)
+    engine = Engine()
+    for name in ("a", "b", "c", "d"):
+        slot = engine.replica.begin(name, 0, PROMPT, [])
+        engine.check()
+        engine.pass_time()
+        if name != "a":
+            engine.replica.end(slot)
+    assert sorted(engine.drafter.groups) == ["a", "d"]
 
 
 def test_when_all_run_the_group_with_most_tokens_for_a_sequence_stops_drafting() -> None:
