@@ -19,8 +19,8 @@ Turn = Callable[[EngineIndex], EngineSlot | None]
 class PinnedGroups:
     """Sends every request of a group to the engine that `turn` chose for its first request.
 
-    If that engine becomes unavailable, the unsent requests of the group get another turn. A pin is
-    removed with its group.
+    If that engine becomes unavailable or reserved for a suspect, the unsent requests of the group
+    get another turn. A pin is removed with its group.
     """
 
     def __init__(self, turn: Turn) -> None:
@@ -31,7 +31,7 @@ class PinnedGroups:
         """Returns the engine of the request's group."""
         request = attempts.request
         slot = self._pins.get(request.group)
-        if slot is None or not slot.available:
+        if slot is None or not _open(slot):
             slot = self._turn(fleet)
         if slot is None:
             return Wait.FOR_ROOM
@@ -51,6 +51,10 @@ class SingleRequests:
         return Wait.FOR_ROOM if slot is None else _placed(attempts.request, slot, fleet)
 
 
+def _open(slot: EngineSlot) -> bool:
+    return slot.available and slot.reserved_for is None
+
+
 def _placed(request: Request, slot: EngineSlot, fleet: EngineIndex) -> Placed:
     moved = fleet.preferred(request) not in (None, slot)
     return Placed(slot, Move.PREFILL if moved else Move.STAY)
@@ -67,7 +71,7 @@ class RoundRobin:
         slots = list(fleet)
         for skipped in range(len(slots)):
             slot = slots[(self._next + skipped) % len(slots)]
-            if slot.available:
+            if _open(slot):
                 self._next += skipped + 1
                 return slot
         return None

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from seer_sgl.errors import EngineUnavailable
+from seer_sgl.errors import EngineDied, EngineUnavailable
 from seer_sgl.scheduling.engine_index import UNLIMITED, EngineSlot
 from seer_sgl.scheduling.placement import CacheAware
 from seer_sgl.scheduling.scheduler import Scheduler
@@ -97,6 +97,17 @@ def test_what_an_engine_lost_goes_to_another_and_no_pin_is_left(name: str) -> No
     del group, first, again, chunk
     gc.collect()
     assert pinned_group() is None
+
+
+@pytest.mark.parametrize("name", ["group_round_robin", "group_least_loaded", "request_round_robin"])
+def test_no_request_joins_a_suspect_on_the_engine_that_tests_it(name: str) -> None:
+    scheduler = baseline(name, engines=1)
+    scheduler.submit(make_group("g", n=2))
+    died = EngineDied("it was killed", engine_id="e0")
+    scheduler.complete(ChunkResult(chunk=take(scheduler), now=1.0, error=died))
+    (test,) = take_all(scheduler)
+    scheduler.complete(ChunkResult(chunk=test, now=2.0, reply=make_reply(1)))
+    assert len(take_all(scheduler)) == 2
 
 
 def test_what_is_still_to_be_sent_does_not_wait_for_an_engine_that_went_away() -> None:
