@@ -22,7 +22,7 @@ from seer_sgl import event_loop
 
 from . import plan
 from .rolling import ENGINES, stage
-from .verdict import by_kind, judge
+from .verdict import judge
 
 MINUTES = 5  # of a round: each kind of fault once
 PROMPTS_PER_MINUTE = 20
@@ -73,21 +73,18 @@ async def run(options: argparse.Namespace) -> list[str]:
         line(f"undisturbed: {found['wall_s']} s, {found['response_tokens']} tokens")
         assert found["accept_length"] > 1, "engines draft"
         assert found["cached_tokens"]["storage"] > 0, "KV moves"
-        ended = []
+        problems: list[str] = []
         for number, chosen in enumerate(plans):
             tokens = found["response_tokens"]
             chaotic = await scene.chaotic(
                 prompts, chosen, tokens, line, options.seed * 1000 + number
             )
             verdict = judge(undisturbed, await scene.undisturbed(chaotic.long_prompts), chaotic)
-            ended.append((chaotic, verdict))
+            problems += verdict.problems
             named = {"fault": chosen[0].kind.name} if options.each else {"faults": len(chosen)}
             line(json.dumps({**named, **verdict.costs}))
             for problem in verdict.problems:
                 line(f"PROBLEM: {problem}")
-    for text in by_kind([chaotic for chaotic, _ in ended]):
-        line(text)
-    problems = [problem for _, verdict in ended for problem in verdict.problems]
     line(f"seed {options.seed}: {'FAILED' if problems else 'every sample once, and the same'}")
     return problems
 

@@ -1,7 +1,5 @@
 """What a chaotic rollout cost, and what is wrong with it. Pure."""
 
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -82,13 +80,3 @@ def differs(whole: Sample, sample: Sample) -> str | None:
     if found is None and sample.weight_version != whole.weight_version:
         return f"it is from the weights {sample.weight_version}, not {whole.weight_version}"
     return found
-
-
-def by_kind(chaotic: Sequence[Chaotic]) -> list[str]:
-    """Returns one line per kind of fault: how many were drawn, and how many happened."""
-    drawn: Counter[str] = Counter()
-    happened: Counter[str] = Counter()
-    for entry in (entry for one in chaotic for entry in one.happened):
-        drawn[entry.fault.kind.name] += 1
-        happened[entry.fault.kind.name] += entry.problem is None
-    return [f"{name}: {happened[name]} of {drawn[name]}" for name in sorted(drawn)]
