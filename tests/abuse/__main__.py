@@ -4,29 +4,29 @@ python -m tests.abuse                       # ten minutes
 python -m tests.abuse --minutes 60 --seed 3
 
 Honest clients compare every answer with that of a plain, undivided engine, before, beside and after
-the hostile ones. Prints a table, and one JSON object last. Exit status 1 if an answer is lost or
-differs, if a process dies, if any client gets a status of 500 or more, if a wrong token opens
-anything, if memory or descriptors grow, or if the server logs an error.
+the hostile ones. Prints one JSON object last. Exit status 1 if an answer is lost or differs, if a
+process dies, if any client gets a status of 500 or more, if a wrong token opens anything, if memory
+or descriptors grow, or if the server logs an error.
 """
 
 import argparse
 import asyncio
 import json
 import re
+import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 
 from seer_sgl.engine.session import raise_file_limit
 
 from .honest import Answer, Clients, Job, jobs, reference
 from .hostile import ANYONE, Evil, Hostile
 from .rig import Serving, plain_engine, serving
-from .watch import Watch, median
+from .watch import Watch
 
 HONEST = 12  # clients at once
 SETTLE_S = 30.0
@@ -97,8 +97,6 @@ async def abuse(
     ]
     if Evil.PLACE.exists():
         problems.append("a pickle was run")
-    for text in table(watch):
-        line(text)
     for name, count in sorted(seen.answers.items()):
         line(f"  {count:6} {name}")
     for problem in problems[:50]:
@@ -111,15 +109,14 @@ async def abuse(
         "identical_tokens": tally.tokens,
         "lost": len(tally.lost),
         "different": len(tally.different),
-        "median_s": round(median(tally.seconds), 2),
+        "median_s": round(statistics.median(tally.seconds), 2),
         "longest_s": round(max(tally.seconds), 2),
         "hostile": seen.answers.total(),
         "answers": dict(sorted(seen.answers.items())),
         "failed": len(seen.failed),
         "let_in": len(seen.let_in),
         "processes_ended": len(watch.ended()),
-        "parts": msgspec.to_builtins(watch.parts()),
-        "growth": watch.growth(),
+        "parts": watch.parts(),
         "problems": problems,
     }
 
@@ -154,16 +151,6 @@ async def settled(it: Serving) -> list[str]:
             if time.monotonic() > deadline:
                 return [f"{busy} requests run although nobody has one"]
             await asyncio.sleep(1.0)
-
-
-def table(watch: Watch) -> list[str]:
-    """Returns lines with the lowest and highest readings of each quarter of the time."""
-    rows = ["quarter   server MB      server descr.  engines MB      engines descr."]
-    for number, part in enumerate(watch.parts(), 1):
-        spans = (part.server_mb, part.server_fds, part.engines_mb, part.engines_fds)
-        cells = "  ".join(f"{low:>6.0f}-{high:<6.0f}" for low, high in spans)
-        rows.append(f"{number:<9} {cells}")
-    return rows
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def watched(readings: Callable[[int], tuple[float, int]]) -> Watch:
     watch = Watch(psutil.Process())
     for at in range(40):
         megabytes, descriptors = readings(at)
-        watch.samples.append(Sample(float(at), megabytes, descriptors, 100.0, 50))
+        watch.samples.append(Sample(megabytes, descriptors, 100.0, 50))
     return watch
 
 

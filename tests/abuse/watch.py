@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import statistics
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -12,7 +10,7 @@ import psutil
 from tests.listening import family
 
 SAMPLE_S = 2.0
-PARTS = 4  # of the time, in the table
+PARTS = 4  # of the time
 # What a part of the time may need beyond the second one, in its quietest moment.
 MORE_MB, MORE_SHARE, MORE_DESCRIPTORS = 30.0, 0.15, 30
 
@@ -20,20 +18,13 @@ MORE_MB, MORE_SHARE, MORE_DESCRIPTORS = 30.0, 0.15, 30
 class Sample(msgspec.Struct, frozen=True):
     """One reading. Memory in MB (RSS); of the engines, the sum over all their processes."""
 
-    at_s: float
     server_mb: float
     server_fds: int
     engines_mb: float
     engines_fds: int
 
 
-class Part(msgspec.Struct, frozen=True):
-    """A part of the time: lowest and highest readings."""
-
-    server_mb: tuple[float, float]
-    server_fds: tuple[float, float]
-    engines_mb: tuple[float, float]
-    engines_fds: tuple[float, float]
+Part = dict[str, tuple[float, float]]  # the lowest and the highest of each reading
 
 
 class Watch:
@@ -44,8 +35,6 @@ class Watch:
         self._server = server
         self._others = [process for process in family(server) if process.pid != server.pid]
         self._names = {process.pid: _name(process) for process in self._others}
-        self._memory: dict[int, list[float]] = {process.pid: [] for process in self._others}  # MB
-        self._began = time.monotonic()
 
     async def run(self) -> None:
         """Takes samples until cancelled."""
@@ -59,16 +48,10 @@ class Watch:
         memory, descriptors = 0.0, 0
         for process in running:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                self._memory[process.pid].append(process.memory_info().rss / 1e6)
-                memory += self._memory[process.pid][-1]
+                memory += process.memory_info().rss / 1e6
                 descriptors += process.num_fds()
-        return Sample(
-            time.monotonic() - self._began,
-            self._server.memory_info().rss / 1e6,
-            self._server.num_fds(),
-            memory,
-            descriptors,
-        )
+        server = self._server
+        return Sample(server.memory_info().rss / 1e6, server.num_fds(), memory, descriptors)
 
     def ended(self) -> list[str]:
         """Returns the processes that have ended since the start, the server's own included."""
@@ -83,23 +66,13 @@ class Watch:
         size = max(1, len(self.samples) // PARTS)
         return [_part(self.samples[at : at + size]) for at in range(0, size * PARTS, size)]
 
-    def growth(self) -> dict[str, tuple[float, float]]:
-        """Returns the memory of each other process after a quarter of the time and at its end, MB;
-        the one that grew most first."""
-        found = {
-            f"{pid} {self._names[pid]}": (round(seen[len(seen) // PARTS], 1), round(seen[-1], 1))
-            for pid, seen in self._memory.items()
-            if seen
-        }
-        return dict(sorted(found.items(), key=lambda item: item[1][0] - item[1][1]))
-
     def problems(self) -> list[str]:
         """Returns what grows: the lowest reading of the last part is above that of the second."""
         parts = self.parts()
         early, late = parts[1], parts[-1]
         found = []
-        for name in Part.__struct_fields__:
-            before, after = getattr(early, name)[0], getattr(late, name)[0]
+        for name in Sample.__struct_fields__:
+            before, after = early[name][0], late[name][0]
             memory = name.endswith("_mb")
             more = before * MORE_SHARE + MORE_MB if memory else MORE_DESCRIPTORS
             if after > before + more:
@@ -112,14 +85,9 @@ def _part(samples: Sequence[Sample]) -> Part:
         values = [getattr(sample, name) for sample in samples]
         return round(min(values), 1), round(max(values), 1)
 
-    return Part(*map(span, Part.__struct_fields__))
+    return {name: span(name) for name in Sample.__struct_fields__}
 
 
 def _name(process: psutil.Process) -> str:
     """Returns a process's title, or the end of its command line."""
     return " ".join(process.cmdline()).strip()[-60:] or process.name()
-
-
-def median(values: Sequence[float]) -> float:
-    """Returns the median; 0 without values."""
-    return statistics.median(values) if values else 0.0
