@@ -161,25 +161,23 @@ def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
     replaced("measured_verification", CONSTANTS.verification)
 
 
-async def test_costs_of_servers_that_come_up(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "seer_sgl")
+async def test_costs_of_servers_that_come_up(log_lines: list[str]) -> None:
     assert await measure_constants(cast(Runner, Servers())) == CONSTANTS
-    assert caplog.messages == ["measuring step times"]
+    assert log_lines == ["measuring step times"]
 
 
 @pytest.mark.parametrize(
     "error", [EngineStartError("no"), PoolError("no"), EngineUnavailable("no")]
 )
 async def test_servers_that_do_not_come_up_end_no_benchmark(
-    error: SeerError, caplog: pytest.LogCaptureFixture
+    error: SeerError, log_lines: list[str]
 ) -> None:
-    caplog.set_level("INFO", "seer_sgl")
     found = await measure_constants(cast(Runner, Servers(seer=error)))
     assert found == Constants(engine=ENGINE)
-    assert caplog.messages[1:] == ["simulating without the cost of verifications: no"]
-    caplog.clear()
+    assert log_lines[1:] == ["simulating without the cost of verifications: no"]
+    log_lines.clear()
     assert await measure_constants(cast(Runner, Servers(**{BASELINE: error}))) is None
-    assert caplog.messages[1:] == ["skipping the simulation: no"]
+    assert log_lines[1:] == ["skipping the simulation: no"]
 
 
 def test_what_a_step_consists_of() -> None:

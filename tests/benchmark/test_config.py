@@ -30,24 +30,20 @@ def plain_arms(config: BenchConfig) -> set[str]:
     return {name for name in config.bench.arms if EVERY[name].kind == "plain"}
 
 
-def test_plain_servers_that_run_already_are_enough_for_plain_arms(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO", "seer_sgl")
+def test_plain_servers_that_run_already_are_enough_for_plain_arms(log_lines: list[str]) -> None:
     config = external(PLAIN)
     assert {arm.name for arm in runnable(config)} == plain_arms(config)
-    assert "skipping arm kv_pool: no servers in bench.urls.pool" in caplog.messages
+    assert "skipping arm kv_pool: no servers in bench.urls.pool" in log_lines
     chosen = external(PLAIN, arms="group_round_robin,divided")
     assert [arm.name for arm in runnable(chosen)] == ["group_round_robin", "divided"]
 
 
 def test_an_arm_whose_servers_lack_what_it_needs_is_left_out_with_the_reason(
-    caplog: pytest.LogCaptureFixture,
+    log_lines: list[str],
 ) -> None:
-    caplog.set_level("INFO", "seer_sgl")
     config = external(f"plain={PLAIN}", "pool=http://a:2", "drafting=http://a:3")
     assert {arm.name for arm in runnable(config)} == plain_arms(config)
-    assert {f"skipping arm kv_pool: {LINK}", f"skipping arm seer: {LINK}"} <= set(caplog.messages)
+    assert {f"skipping arm kv_pool: {LINK}", f"skipping arm seer: {LINK}"} <= set(log_lines)
 
 
 def test_servers_with_all_they_need_run_every_arm_of_their_kind() -> None:
@@ -57,19 +53,18 @@ def test_servers_with_all_they_need_run_every_arm_of_their_kind() -> None:
 
 
 def test_with_exact_engines_all_arms_are_alike_and_sglangs_own_speculation_is_left_out(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level("INFO", "seer_sgl")
     config = load_ready_bench(gpu=False, overrides=["engines.exact=true", "draft.paths=4"])
     every, trees = {*config.bench.arms}, {"seer", "seer_published", "greedy_seer"}
     arms = runnable(config)
     assert every - {arm.name for arm in arms} == {"greedy_ngram"}
     assert all(servers_config(arm, config).engines.exact for arm in arms)
     reason = "engines.sglang.speculative-algorithm: not with engines.exact"
-    assert f"skipping arm greedy_ngram: {reason}" in caplog.messages
+    assert f"skipping arm greedy_ngram: {reason}" in log_lines
     monkeypatch.setattr(fleets, "gpu_visible", lambda: True)
     assert every - {arm.name for arm in runnable(config)} == {"greedy_ngram", *trees}
-    assert any("skipping arm seer: draft.paths: 4 drafts trees" in line for line in caplog.messages)
+    assert any("skipping arm seer: draft.paths: 4 drafts trees" in line for line in log_lines)
 
 
 def test_where_no_arm_remains_the_first_reason_is_told() -> None:
