@@ -1,7 +1,8 @@
 """Commands that simulate, run in this process, and a trace for them."""
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,14 +19,34 @@ class CommandResult(NamedTuple):
     err: str
 
 
-def ended(main: Callable[[], None], capsys: pytest.CaptureFixture[str]) -> CommandResult:
-    """Runs a command to its end."""
-    status = 0
-    try:
-        main()
-    except SystemExit as end:
-        status = int(end.code or 0)
-    return CommandResult(status, *capsys.readouterr())
+Command = Callable[..., CommandResult]  # runs a command with the options that it is given
+
+
+def command(
+    main: Callable[[], None],
+    words: Sequence[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Command:
+    """Returns a function that runs a command to its end. `words`: those before its options."""
+
+    def call(*options: str) -> CommandResult:
+        monkeypatch.setattr(sys, "argv", [*words, *options])
+        status = 0
+        try:
+            main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+        return CommandResult(status, *capsys.readouterr())
+
+    return call
+
+
+def assert_refused(result: CommandResult, complaint: str) -> None:
+    """Asserts that a command ended with status 2 and one line, which has the complaint."""
+    assert (result.status, result.out) == (2, "")
+    assert complaint in result.err
+    assert result.err.count("\n") == 1
 
 
 def write_trace(path: Path) -> None:

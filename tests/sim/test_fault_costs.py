@@ -1,15 +1,13 @@
 """The command `python -m bench.faults`: what faults cost; every user error is one line."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bench.faults.__main__ import main
 from seer_sgl.sim.variants import VARIANTS
-from tests.sim.commands import SMALL, CommandResult, ended, write_trace
+from tests.sim.commands import SMALL, Command, assert_refused, command, write_trace
 
 SLOW = ("--set", "engine.overhead_ms=5", "--set", "scheduling.chunk_tokens=64")
 FAULTS = """
@@ -22,27 +20,20 @@ events:
 - {at_s: 2, kind: hang, engine: 1, seconds: 3}
 """
 
-Simulate = Callable[..., CommandResult]
-
 
 @pytest.fixture
 def simulate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Simulate:
+) -> Command:
     """Returns a function that runs the command in a folder with a trace and a file of faults."""
     monkeypatch.chdir(tmp_path)
     write_trace(tmp_path / "samples.jsonl")
     (tmp_path / "faults.yaml").write_text(FAULTS)
-
-    def call(*options: str) -> CommandResult:
-        monkeypatch.setattr(sys, "argv", ["bench.faults", *options])
-        return ended(main, capsys)
-
-    return call
+    return command(main, ["bench.faults"], monkeypatch, capsys)
 
 
 @pytest.mark.process
-def test_faults_are_shown_beside_the_undisturbed_rollout(simulate: Simulate) -> None:
+def test_faults_are_shown_beside_the_undisturbed_rollout(simulate: Command) -> None:
     options = "faults.yaml", "--trace", "samples.jsonl", *SMALL, *SLOW
     report = json.loads(simulate(*options, "--json").out)
     assert [cost["policy"] for cost in report["policies"]] == list(VARIANTS)
@@ -59,7 +50,7 @@ def test_faults_are_shown_beside_the_undisturbed_rollout(simulate: Simulate) -> 
     assert (table.status, "1 hang" in table.out) == (0, True)
 
 
-def test_faults_that_end_a_rollout_are_one_line_and_status_1(simulate: Simulate) -> None:
+def test_faults_that_end_a_rollout_are_one_line_and_status_1(simulate: Command) -> None:
     Path("gone.yaml").write_text("events:\n- {at_s: 2, kind: death, seconds: 1000}\n")
     options = "gone.yaml", "--trace", "samples.jsonl", "--policy", "seer", *SLOW
     done = simulate(*options, "--log-level", "error")
@@ -88,10 +79,7 @@ def test_faults_that_end_a_rollout_are_one_line_and_status_1(simulate: Simulate)
     ],
 )
 def test_a_mistake_in_the_faults_is_one_line_and_status_2(
-    simulate: Simulate, text: str, complaint: str
+    simulate: Command, text: str, complaint: str
 ) -> None:
     Path("bad.yaml").write_text(text)
-    done = simulate("bad.yaml", "--trace", "samples.jsonl", *SMALL)
-    assert (done.status, done.out) == (2, "")
-    assert complaint in done.err
-    assert done.err.count("\n") == 1
+    assert_refused(simulate("bad.yaml", "--trace", "samples.jsonl", *SMALL), complaint)

@@ -1,8 +1,6 @@
 """The command `seer-sgl simulate`: JSON results; every user error is one line with status 2."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 
 from seer_sgl.cli import main
 from seer_sgl.sim.variants import VARIANTS
-from tests.sim.commands import SMALL, CommandResult, ended, write_trace
+from tests.sim.commands import SMALL, Command, assert_refused, command, write_trace
 
 SHORT = ("workload.groups=6", "workload.lengths.mean=900", "workload.lengths.max=4000")
 FEW = tuple(option for value in SHORT for option in ("--set", value))
@@ -28,24 +26,16 @@ KEYS = {  # the command's contract
 }
 
 
-Simulate = Callable[..., CommandResult]
-
-
 @pytest.fixture
 def simulate(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Simulate:
+) -> Command:
     """Returns a function that runs the command in the folder."""
     monkeypatch.chdir(folder)
-
-    def call(*options: str) -> CommandResult:
-        monkeypatch.setattr(sys, "argv", ["seer-sgl", "simulate", *options])
-        return ended(main, capsys)
-
-    return call
+    return command(main, ["seer-sgl", "simulate"], monkeypatch, capsys)
 
 
-def answer(simulate: Simulate, *options: str) -> dict[str, Any]:
+def answer(simulate: Command, *options: str) -> dict[str, Any]:
     done = simulate(*options, "--json")
     assert (done.status, done.err) == (0, "")
     return dict(json.loads(done.out))
@@ -61,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_one_policy_is_one_object_with_the_agreed_keys(simulate: Simulate) -> None:
+def test_one_policy_is_one_object_with_the_agreed_keys(simulate: Command) -> None:
     report = answer(simulate, "--trace", "samples.jsonl", "--policy", "seer", *SMALL)
     assert set(report) >= KEYS
     assert (report["workload"], report["policy"]) == ("samples.jsonl", "seer")
@@ -70,7 +60,7 @@ def test_one_policy_is_one_object_with_the_agreed_keys(simulate: Simulate) -> No
     assert 0 < report["tail_s"] < report["wall_s"]
 
 
-def test_without_a_policy_all_are_compared(simulate: Simulate) -> None:
+def test_without_a_policy_all_are_compared(simulate: Command) -> None:
     options = "--workload", "moonlight", *FEW, "--config", "two.yaml"
     report = answer(simulate, *options)
     rows = {row["policy"]: row for row in report["policies"]}
@@ -84,7 +74,7 @@ def test_without_a_policy_all_are_compared(simulate: Simulate) -> None:
     assert all(name in table for name in VARIANTS)
 
 
-def test_a_sweep_shows_every_value_and_the_best(simulate: Simulate) -> None:
+def test_a_sweep_shows_every_value_and_the_best(simulate: Command) -> None:
     sweep = "--trace", "samples.jsonl", "--sweep", "chunk_tokens=64,512", *SMALL
     report = answer(simulate, *sweep)
     assert report["key"] == "scheduling.chunk_tokens"
@@ -102,7 +92,7 @@ def test_a_sweep_shows_every_value_and_the_best(simulate: Simulate) -> None:
 NAMED = ("--workload", "moonlight", "--policy", "fcfs", *SMALL, *FEW)
 
 
-def test_draws_give_the_mean_and_the_range_of_each_figure(simulate: Simulate) -> None:
+def test_draws_give_the_mean_and_the_range_of_each_figure(simulate: Command) -> None:
     made = answer(simulate, *NAMED, "--draws", "3", "--log-level", "warning")
     assert made["seeds"] == [1, 2, 3]
     alone = [answer(simulate, *NAMED, "--set", f"workload.lengths.seed={i}") for i in (1, 2, 3)]
@@ -126,7 +116,7 @@ def pictures(*names: str) -> set[str]:
 
 
 @pytest.mark.process
-def test_out_has_json_and_pictures(simulate: Simulate, folder: Path) -> None:
+def test_out_has_json_and_pictures(simulate: Command, folder: Path) -> None:
     options = "--trace", "samples.jsonl", *SMALL, "--sweep", "engine.count=2,4"
     assert simulate(*options, "--out", "swept").status == 0
     assert simulate("--workload", "moonlight", *FEW, *SMALL, "--out", "out").status == 0
@@ -206,10 +196,6 @@ def test_out_has_json_and_pictures(simulate: Simulate, folder: Path) -> None:
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
-    simulate: Simulate, options: list[str], complaint: str
+    simulate: Command, options: list[str], complaint: str
 ) -> None:
-    done = simulate(*options)
-    assert done.status == 2
-    assert complaint in done.err
-    assert done.err.count("\n") == 1
-    assert done.out == ""
+    assert_refused(simulate(*options), complaint)

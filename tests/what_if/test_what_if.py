@@ -14,37 +14,31 @@ from seer_sgl.sim.config import LengthsConfig
 from seer_sgl.sim.simulate import simulate
 from seer_sgl.sim.workload import draw
 from seer_sgl.what_if.orders import LABELS, TODAY, chunk_sizes
-from tests.sim.commands import CommandResult, ended, write_trace
+from tests.sim.commands import Command, assert_refused, command, write_trace
 
 SMALL = ("--engines", "2", "--draws", "1", "--set", "engine.kv_tokens=8192")
 CHOSEN = ("--set", "scheduling.chunk_tokens=512")
 URL = "http://127.0.0.1:30000"
-WhatIf = Callable[..., CommandResult]
 
 
 @pytest.fixture
 def what_if(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> WhatIf:
+) -> Command:
     """Returns a function that runs the command in a folder with traces."""
     monkeypatch.chdir(tmp_path)
     write_trace(tmp_path / "samples.jsonl")
     (tmp_path / "even.csv").write_text("".join(f"{i // 8},100\n" for i in range(64)))
-
-    def call(*options: str) -> CommandResult:
-        monkeypatch.setattr(sys, "argv", ["seer-sgl", "what-if", *options])
-        return ended(main, capsys)
-
-    return call
+    return command(main, ["seer-sgl", "what-if"], monkeypatch, capsys)
 
 
-def answer(what_if: WhatIf, *options: str) -> dict[str, Any]:
+def answer(what_if: Command, *options: str) -> dict[str, Any]:
     done = what_if(*options, "--json", "--log-level", "error")
     assert done.status == 0, done.err
     return dict(json.loads(done.out))
 
 
-def test_all_orders_are_compared_on_the_same_tokens(what_if: WhatIf) -> None:
+def test_all_orders_are_compared_on_the_same_tokens(what_if: Command) -> None:
     found = answer(what_if, "samples.jsonl", *SMALL, *CHOSEN, "--price", "2")
     rows = {row["name"]: row for row in found["orders"]}
     assert list(rows) == list(LABELS)
@@ -66,14 +60,14 @@ def test_all_orders_are_compared_on_the_same_tokens(what_if: WhatIf) -> None:
     ]
 
 
-def test_equal_commands_give_equal_answers(what_if: WhatIf) -> None:
+def test_equal_commands_give_equal_answers(what_if: Command) -> None:
     options = "samples.jsonl", *SMALL, *CHOSEN
     found = answer(what_if, *options)
     assert found == answer(what_if, *options)
     assert (found["chunk_tokens"], found["chunks_tried"]) == (512, [])
 
 
-def test_short_even_lengths_are_answered_with_no(what_if: WhatIf) -> None:
+def test_short_even_lengths_are_answered_with_no(what_if: Command) -> None:
     options = "even.csv", "--engines", "2", "--draws", "0"
     found = answer(what_if, *options)
     assert found["advice"]["answer"] == "no"
@@ -84,7 +78,7 @@ def test_short_even_lengths_are_answered_with_no(what_if: WhatIf) -> None:
     assert "Prompts whose length is not in the file: 8, with 64 tokens each." in page.out
 
 
-def test_uneven_lengths_on_engines_with_little_room_are_answered_with_yes(what_if: WhatIf) -> None:
+def test_uneven_lengths_on_engines_with_little_room_are_answered_with_yes(what_if: Command) -> None:
     lengths = draw(LengthsConfig(mean=500, max=4000, group_share=0.85), 32, 8)
     rows = [f"{group},{int(each)},64\n" for group, row in enumerate(lengths) for each in row]
     Path("long.csv").write_text("".join(rows))
@@ -94,7 +88,7 @@ def test_uneven_lengths_on_engines_with_little_room_are_answered_with_yes(what_i
     assert found["assumed"][-1].startswith("All prompts are there")
 
 
-def test_several_traces_are_several_draws(what_if: WhatIf) -> None:
+def test_several_traces_are_several_draws(what_if: Command) -> None:
     found = answer(what_if, "even.csv", "samples.jsonl", *SMALL, *CHOSEN)
     assert found["trace"] == "samples.jsonl"
     assert [drawn["source"] for drawn in found["draws"]] == ["samples.jsonl", "even.csv"]
@@ -127,18 +121,15 @@ def test_several_traces_are_several_draws(what_if: WhatIf) -> None:
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
-    what_if: WhatIf, options: list[str], complaint: str
+    what_if: Command, options: list[str], complaint: str
 ) -> None:
     Path("validation").mkdir()
     Path("validation/val_7.jsonl").write_text('{"group": 1, "length": 5}\n')
     Path("drafts.yaml").write_text("speculation:\n  enabled: true\n")
-    done = what_if(*options)
-    assert (done.status, done.out) == (2, "")
-    assert complaint in done.err
-    assert done.err.count("\n") == 1
+    assert_refused(what_if(*options), complaint)
 
 
-def test_a_config_fixes_the_chunk_and_is_named_beside_the_engines(what_if: WhatIf) -> None:
+def test_a_config_fixes_the_chunk_and_is_named_beside_the_engines(what_if: Command) -> None:
     Path("c.yaml").write_text("engine: {kv_tokens: 8192}\nscheduling: {chunk_tokens: 512}\n")
     options = "even.csv", "--config", "c.yaml", "--set", "pool.gb_s=3", "--draws", "0"
     found = answer(what_if, *options)
@@ -149,7 +140,7 @@ def test_a_config_fixes_the_chunk_and_is_named_beside_the_engines(what_if: WhatI
     assert "The number of engines: --engines says another." in found["assumed"]
 
 
-def test_one_token_has_an_answer(what_if: WhatIf) -> None:
+def test_one_token_has_an_answer(what_if: Command) -> None:
     Path("one.csv").write_text("a,1,1\n")
     fast = "--set", "engine.overhead_ms=0", "--set", "engine.prefill_tok_s=1.0e+9"
     page = what_if("one.csv", "--draws", "0", *CHOSEN, *fast, "--log-level", "error")
@@ -158,7 +149,7 @@ def test_one_token_has_an_answer(what_if: WhatIf) -> None:
 
 
 def test_the_estimate_counts_the_simulations(
-    what_if: WhatIf, monkeypatch: pytest.MonkeyPatch
+    what_if: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = list[object]()
 
@@ -202,7 +193,7 @@ main()
 
 
 @pytest.mark.process
-def test_out_has_json_and_a_picture(what_if: WhatIf, tmp_path: Path) -> None:
+def test_out_has_json_and_a_picture(what_if: Command, tmp_path: Path) -> None:
     assert what_if("samples.jsonl", *SMALL, "--out", "out").status == 0
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert written == {"what-if.json", "what-if.svg", "what-if.png"}
