@@ -4,7 +4,6 @@ import pytest
 
 from seer_sgl.report.report import report
 from seer_sgl.sim.simulate import simulate
-from seer_sgl.sim.steps import Stretch
 from seer_sgl.sim.workload import sample
 from tests.sim.helpers import CROWDED, rolled, small
 from tests.sim.stepwise import StepwiseEngine
@@ -48,18 +47,6 @@ def test_an_engine_without_reserve_preempts_and_one_with_the_ledger_never_does()
     assert baseline["retractions"] > 10
     for policy in ("fcfs", "seer", "oracle"):
         assert report(rolled(small(*tight, f"scheduling.policy={policy}")))["retractions"] == 0
-
-
-@pytest.mark.parametrize(("first", "more"), [(0.02, 0.0), (0.02, 1e-6), (0.5, 0.01)])
-def test_a_stretch_inverts_itself(first: float, more: float) -> None:
-    stretch = Stretch(first, more)
-    for steps in (1, 2, 17, 5000):
-        seconds = stretch.seconds(steps)
-        assert seconds == pytest.approx(sum(first + more * i for i in range(steps)))
-        assert stretch.steps(seconds) == steps
-        assert stretch.steps(seconds - first / 2) == steps
-        assert stretch.steps(seconds + first / 2) == steps + 1
-    assert stretch.steps(0.0) == 0
 
 
 def test_without_a_pool_a_request_that_moves_is_prefilled_again() -> None:
