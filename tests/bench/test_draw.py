@@ -65,18 +65,14 @@ def test_the_gain_and_the_idle_share_of_a_seed_are_the_medians_of_its_rounds() -
         row("request_round_robin", 2, 4, 12.0),
         row("seer", 2, 4, 12.0),
     ]
-    assert SeedGain(2, 0.4, over_pinned=2.5, over_single=2.0) in seed_gains([*ROUNDS, *third])
+    assert seed_gains([*ROUNDS, *third]) == [
+        SeedGain(2, 0.4, over_pinned=2.5, over_single=2.0),
+        SeedGain(1, 0.15, over_pinned=2.125, over_single=1.625),
+    ], "the seed that idles longest comes first"
 
 
 def test_a_seed_without_a_round_of_seer_has_no_gain() -> None:
     assert [gain.seed for gain in seed_gains(ROUNDS[:3] + ROUNDS[3:5])] == [1]
-
-
-def test_the_gains_of_the_seeds_are_in_their_order() -> None:
-    assert seed_gains(ROUNDS) == [
-        SeedGain(2, 0.4, over_pinned=2.5, over_single=2.0),
-        SeedGain(1, 0.15, over_pinned=2.125, over_single=1.625),
-    ]
 
 
 def test_rounds_are_read_from_a_report_that_has_more(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The picture of the arms."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,16 +23,20 @@ def rounds(*speeds: float, first: int = 0, seed: int = 1) -> list[Row]:
     ]
 
 
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that would be saved."""
+    figures: list[Any] = []
+    monkeypatch.setattr(plots, "save", lambda figure, _: figures.append(figure))
+    return figures
+
+
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     draw_arms(rounds(150.0, 120.0), ARMS, tmp_path / "arms")
     assert {path.name for path in tmp_path.iterdir()} == {"arms.png", "arms.svg"}
 
 
-def test_bars_are_the_medians_over_all_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn = []
-    monkeypatch.setattr(plots, "save", lambda figure, _: drawn.append(figure))
+def test_bars_are_the_medians_over_all_rounds(tmp_path: Path, drawn: list[Any]) -> None:
     speeds = [*rounds(300.0, 320.0, seed=1), *rounds(100.0, first=2, seed=2)]
     draw_arms(speeds, ARMS, tmp_path / "arms")
     (figure,) = drawn
@@ -41,11 +46,7 @@ def test_bars_are_the_medians_over_all_rounds(
     assert list(throughput.lines[-1].get_xdata()) == [3.0, 3.2, 1.0], "every round is a dot"
 
 
-def test_rounds_without_a_tail_have_no_panel_of_tails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn = []
-    monkeypatch.setattr(plots, "save", lambda figure, _: drawn.append(figure))
+def test_rounds_without_a_tail_have_no_panel_of_tails(tmp_path: Path, drawn: list[Any]) -> None:
     short = [
         row(arm, 0, throughput_tok_s=speed, tail_s=0.0)
         for arm, speed in (("group_round_robin", 100.0), ("seer", 150.0))
