@@ -33,7 +33,6 @@ SETTLE_S = 30.0
 
 
 def main() -> None:
-    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="of the hostile clients")
     parser.add_argument("--seed", type=int, default=1, help="of what the clients draw")
@@ -52,7 +51,6 @@ def main() -> None:
 
 
 def line(text: str) -> None:
-    """Prints a line at once, with the time."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 

@@ -124,7 +124,6 @@ async def _rolled(url: str, job: Job) -> Answer:
 
 
 def session() -> aiohttp.ClientSession:
-    """Returns a client with the token of clients."""
     return aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {CLIENT}"},
         timeout=aiohttp.ClientTimeout(total=LATE_S),
@@ -184,7 +183,6 @@ class Clients:
         self.tally = Tally()
 
     async def run(self, ended: asyncio.Event, seed: int) -> None:
-        """Sends requests until `ended`."""
         draw = random.Random(seed)
         async with session() as clients:
             while not ended.is_set():
@@ -202,7 +200,6 @@ class Clients:
             await asyncio.gather(*(work(clients) for _ in range(8)))
 
     async def one(self, clients: aiohttp.ClientSession, job: Job) -> None:
-        """Sends one request and judges its answer."""
         began, tally = time.monotonic(), self.tally
         try:
             answer = await ask(clients, self._url, job)

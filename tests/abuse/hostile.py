@@ -106,7 +106,6 @@ class Hostile:
         self._bombs = itertools.cycle(BOMBS)
 
     def kinds(self) -> dict[str, Kind]:
-        """Returns the kinds of clients by name."""
         return {
             "a value of any type in any field": Kind(self.any_value, 4, 0.1),
             "bytes that are no request": Kind(self.broken_bytes, 2, 0.1),
@@ -133,7 +132,6 @@ class Hostile:
             yield
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Acts until `ended`."""
         async with self.session(), asyncio.TaskGroup() as tasks:
             for name, kind in self.kinds().items():
                 for _ in range(kind.clients):
@@ -171,7 +169,6 @@ class Hostile:
             yield from pairs
 
     async def any_value(self) -> None:
-        """Sends a field with a value of any type."""
         path, body = next(self._values)
         await self._post("field", path, body, ANYONE)
 
@@ -192,7 +189,6 @@ class Hostile:
         self._got("unreadable", status, name, answer.decode(errors="replace"))
 
     async def large(self) -> None:
-        """Sends a body of a megabyte up to more than the server takes."""
         size = self._draw.choice([1 << 20, MAX_BODY - 100, MAX_BODY + 100, 3 * MAX_BODY])
         stops = ["x" * 1000] * (size // 1003)
         body = self._draw.choice(
@@ -221,13 +217,11 @@ class Hostile:
         self.seen.answers["half-open"] += 1
 
     async def idle(self) -> None:
-        """Opens a connection, and says nothing."""
         async with connected(self._url):
             await asyncio.sleep(self._draw.uniform(1, 30))
         self.seen.answers["idle"] += 1
 
     async def unread(self) -> None:
-        """Asks for a long stream, and reads nothing of it."""
         params = {"max_new_tokens": 400, "ignore_eos": True}
         body = {"text": TEXT, "stream": True, "return_logprob": True, "sampling_params": params}
         async with connected(self._url) as connection:
@@ -237,7 +231,6 @@ class Hostile:
         self.seen.answers["unread"] += 1
 
     async def cut(self) -> None:
-        """Begins a stream, and hangs up in it."""
         params = {"max_new_tokens": 300, "ignore_eos": True}
         path, body = self._draw.choice(
             [
@@ -249,7 +242,6 @@ class Hostile:
         await self._hang_up("cut", path, body, self._draw.uniform(0, 4))
 
     async def cut_rollout(self) -> None:
-        """Begins a rollout, and hangs up in it."""
         groups = [{"prompt": TEXT, "n": 4} for _ in range(3)]
         body = {"groups": groups, "sampling": {"max_new_tokens": 200}, "stream": "samples"}
         await self._hang_up("cut rollout", "/rollout", body, self._draw.uniform(0, 5))
@@ -262,17 +254,14 @@ class Hostile:
         self.seen.answers[f"{name}: hung up"] += 1
 
     async def bomb(self) -> None:
-        """Asks for a stop at a pattern that could take very long."""
         params = {"max_new_tokens": 100, "ignore_eos": True, "stop_regex": next(self._bombs)}
         await self._post("regex", "/generate", {"text": TEXT, "sampling_params": params}, ANYONE)
 
     async def wrong_control(self) -> None:
-        """Makes a mistake with the trainer's own token."""
         path, body = self._draw.choice(CONTROL)
         await self._post("control", path, body, TRAINER)
 
     async def pickled(self) -> None:
-        """Sends weights that run a command where they are unpickled."""
         entry = base64.b64encode(pickle.dumps([("a", Evil())])).decode()
         body = {"serialized_named_tensors": [entry] * 2}
         await self._post("pickle", "/update_weights_from_tensor", body, TRAINER)
@@ -286,7 +275,6 @@ class Hostile:
         await self._refused(f"{self._url}/generate", TRAINER)
 
     async def engine_port(self) -> None:
-        """Calls an engine past the server."""
         for headers in ({}, ANYONE, TRAINER):
             url = self._draw.choice(self._engines) + self._draw.choice(ENGINE_CALLS)
             await self._refused(url, headers)

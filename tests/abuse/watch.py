@@ -37,7 +37,6 @@ class Watch:
         self._names = {process.pid: _name(process) for process in self._others}
 
     async def run(self) -> None:
-        """Takes samples until cancelled."""
         while True:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self.samples.append(self._sample())

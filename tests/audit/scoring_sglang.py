@@ -68,7 +68,6 @@ def sample_line(index: int, tokens: int = 40, temperature: float = 1.0) -> dict[
 
 
 def write_lines(path: Path, lines: list[dict[str, Any]]) -> Path:
-    """Writes JSON lines; returns the path."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 

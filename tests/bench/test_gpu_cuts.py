@@ -45,7 +45,6 @@ class Fake:
     def run(
         self, part: Part, log: Path, seconds: float, *, meanwhile: Callable[[], bool]
     ) -> dict[str, Any]:
-        """Stands in for `session.run`."""
         log.write_text("begun")
         self.tries += 1
         began, rows = self.now, []
@@ -71,7 +70,6 @@ class Fake:
         return Measuring(self.results, run_part=self.run, clock=lambda: self.now)
 
     def offer(self) -> list[Part]:
-        """Returns the parts that wait."""
         return waiting(EVERY, self.results.record(), [])
 
     def rows(self) -> set[str]:

@@ -30,7 +30,6 @@ PROMPTS_OF_ONE = 12  # for a single fault
 
 
 def main() -> None:
-    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, help="of the plan; default: drawn")
     parser.add_argument("--minutes", type=int, default=MINUTES, help="about, on two cores")
@@ -51,7 +50,6 @@ def main() -> None:
 
 
 def line(text: str) -> None:
-    """Prints a line at once, with the time."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 

@@ -61,7 +61,6 @@ class Ledger(Observer):
         self._written: set[str] = set()  # uids: the acknowledgement overtook the reply
 
     def on(self, engine_id: str) -> list[Chunk]:
-        """Returns the chunks in flight on an engine."""
         return [chunk for chunk, _ in self.in_flight.values() if chunk.engine_id == engine_id]
 
     @override

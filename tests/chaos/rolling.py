@@ -84,7 +84,6 @@ class Stage:
         self.under_way_s = under_way_s
 
     def prompts(self, count: int) -> list[Prompt]:
-        """Returns the first held-out prompts."""
         return self.rollout.read_prompts(HELD_OUT)[:count]
 
     async def undisturbed(self, prompts: Sequence[Prompt]) -> Rolled:

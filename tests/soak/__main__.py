@@ -49,12 +49,10 @@ def storms(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def one_storm(seed: int, requests: int) -> Counter[str]:
-    """Returns the faults of one storm. Raises if it breaks an invariant."""
     return storm.weather(seed, requests).counts
 
 
 def one_million(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs very many requests through one driver."""
     figures = million.roll_out(options.requests, options.first)
     half = len(figures.blocks) // 2
     before, after = max(figures.blocks[:half]), max(figures.blocks[half:])
@@ -63,7 +61,6 @@ def one_million(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def http(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs requests over HTTP on fake servers that fail."""
     result = asyncio.run(http_storm.weather(options.requests, options.servers, options.first))
     names = ("samples", "chunks", "lost_chunks")
     figures = {name: result.report[name] for name in names}
@@ -80,7 +77,6 @@ def quiet() -> None:
 
 
 def main() -> None:
-    """Runs the parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", help=f"some of: {', '.join(PARTS)}")
     parser.add_argument("--requests", type=int, help="per storm, or of the part")

@@ -39,7 +39,6 @@ class Family(NamedTuple):
     own_code: bool = False
 
     def make(self, parent: Path) -> Path:
-        """Writes the folder of the family, and returns it."""
         folder = parent / self.name
         folder.mkdir(parents=True)
         size = self.write(folder)

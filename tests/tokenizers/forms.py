@@ -141,7 +141,6 @@ def _with_bos(tokenizer: Tokenizer, bos: str) -> Any:
 
 
 def add(tokenizer: Tokenizer, special: Sequence[Special]) -> None:
-    """Adds special tokens."""
     tokenizer.add_special_tokens(
         [
             AddedToken(token.text, special=True, rstrip=token.rstrip, normalized=token.normalized)

@@ -34,7 +34,6 @@ QWEN2_VL_CHAT = (
 
 
 def write_qwen2_vl(folder: Path) -> int:
-    """Writes the files, and returns the number of tokens."""
     image: dict[str, Any] = {
         "min_pixels": 3136,
         "max_pixels": 12845056,
@@ -54,7 +53,6 @@ def write_qwen2_vl(folder: Path) -> int:
 
 
 def write_gemma3(folder: Path) -> int:
-    """Writes the files, and returns the number of tokens."""
     processor = {"image_seq_length": 256, "processor_class": "Gemma3Processor"}
     image: dict[str, Any] = {
         "do_normalize": True,

@@ -127,7 +127,6 @@ def _chat(tokenizer: Any, text: str) -> list[int]:
 
 
 def main() -> None:
-    """Answers the lines of standard input."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     define_missing_schemas()

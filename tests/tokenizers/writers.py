@@ -68,7 +68,6 @@ def write_qwen(
 
 
 def write_llama2(folder: Path) -> int:
-    """Writes the files, and returns the number of tokens."""
     tokenizer = sentencepiece_like([], bos="<s>", prepend=True)
     return _saved(
         tokenizer,
@@ -90,7 +89,6 @@ def write_llama2(folder: Path) -> int:
 
 
 def write_llama3(folder: Path) -> int:
-    """Writes the files, and returns the number of tokens."""
     names = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>"]
     special = [Special(text) for text in [*names, "<|eot_id|>", "<|eom_id|>"]]
     tokenizer = byte_level([LLAMA3], special, bos="<|begin_of_text|>", ignore_merges=True)
@@ -110,7 +108,6 @@ def write_llama3(folder: Path) -> int:
 
 
 def write_deepseek(folder: Path) -> int:
-    """Writes the files, and returns the number of tokens."""
     names = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"]
     tokenizer = byte_level(DEEPSEEK, [Special(text, normalized=True) for text in names])
     return _saved(
@@ -132,14 +129,12 @@ def write_deepseek(folder: Path) -> int:
 
 
 def write_mistral_tekken(folder: Path) -> int:
-    """Writes the files, and returns the number of tokens."""
     special = [Special(text) for text in ("<s>", "</s>", "[INST]", "[/INST]")]
     tokenizer = byte_level([TEKKEN], special, bos="<s>", ignore_merges=True)
     return _saved(tokenizer, folder, **_mistral("PreTrainedTokenizerFast"))
 
 
 def write_mistral_pieces(folder: Path) -> int:
-    """Writes the files, and returns the number of tokens."""
     tokenizer = sentencepiece_like([Special("[INST]"), Special("[/INST]")], bos="<s>", prepend=True)
     return _saved(tokenizer, folder, **_mistral("LlamaTokenizer"))
 
@@ -184,7 +179,6 @@ def write_gemma(folder: Path, *, more: Sequence[str] = (), **settings: Any) -> i
 
 
 def write_glm(folder: Path) -> int:
-    """Writes the files, and returns the number of tokens."""
     names = ["<|endoftext|>", "[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|observation|>"]
     tokenizer = byte_level([LLAMA3], [Special(text) for text in names])
     return _saved(
@@ -203,7 +197,6 @@ def write_glm(folder: Path) -> int:
 
 
 def write_gpt_oss(folder: Path) -> int:
-    """Writes the files, and returns the number of tokens."""
     names = ["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|start|>", "<|message|>"]
     special = [Special(text) for text in [*names, "<|end|>", "<|channel|>", "<|call|>"]]
     tokenizer = byte_level([O200K], special, ignore_merges=True)
@@ -221,7 +214,6 @@ def write_gpt_oss(folder: Path) -> int:
 
 
 def write_phi3(folder: Path) -> int:
-    """Writes the files, and returns the number of tokens."""
     # In Phi-3 the white space after these tokens belongs to them.
     names = ("<|endoftext|>", "<|assistant|>", "<|end|>", "<|user|>")
     special = [Special(text, rstrip=text != "<|endoftext|>") for text in names]
@@ -245,7 +237,6 @@ def write_phi3(folder: Path) -> int:
 
 
 def write_phi4(folder: Path) -> int:
-    """Writes the files, and returns the number of tokens."""
     tokenizer = byte_level([LLAMA3], _chatml("<|im_sep|>"))
     return _saved(
         tokenizer,
@@ -267,10 +258,8 @@ def _added(text: str, *, normalized: bool = False) -> dict[str, Any]:
 
 
 def write_mistral_model(folder: Path) -> int:
-    """Writes the files, and returns the number of tokens."""
     return write_sentencepiece(folder, _mistral("LlamaTokenizer"))
 
 
 def write_qwen3(folder: Path) -> int:
-    """Writes the files, and returns the number of tokens."""
     return write_qwen(folder, think=True)
