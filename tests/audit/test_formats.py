@@ -14,7 +14,7 @@ from seer_sgl.audit.formats import SampleFile, read_samples
 from seer_sgl.audit.recorded import labels
 from seer_sgl.errors import ConfigError
 from seer_sgl.sampling import NEUTRAL
-from tests.traces.slime import dumped
+from tests.traces.slime import dumped, save
 
 from .scoring_sglang import write_lines
 
@@ -92,13 +92,9 @@ def test_samples_whose_prompts_have_images_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_dump_of_slime_has_prompt_response_and_log_probs(tmp_path: Path) -> None:
-    import torch
-
-    path = tmp_path / "0.pt"
     tool = dumped(index=26, loss_mask=[1, 0, 1], rollout_log_probs=[-0.1, 0.0, -0.3])
     image = dumped(index=27, multimodal_inputs={"images": [1]})
-    torch.save({"rollout_id": 0, "samples": [dumped(), tool, image]}, path)
-    file = read(path)
+    file = read(save(tmp_path / "0.pt", dumped(), tool, image))
     assert (file.format, file.total) == ("slime's debug rollout data", 3)
     assert file.left_out == {"with images": 1}
     by_name = {sample.name: sample for sample in file.samples}
@@ -111,16 +107,12 @@ def test_a_dump_of_slime_has_prompt_response_and_log_probs(tmp_path: Path) -> No
 
 
 def test_a_dump_runs_no_code(tmp_path: Path) -> None:
-    import torch
-
     class Code:
         def __reduce__(self) -> Any:
             return (print, ("the file's code ran",))
 
-    path = tmp_path / "0.pt"
-    torch.save({"samples": [Code()]}, path)
     with pytest.raises(ConfigError, match="torch cannot load it"):
-        read(path)
+        read(save(tmp_path / "0.pt", Code()))
 
 
 def test_a_dump_without_torch_says_what_it_needs(

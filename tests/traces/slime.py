@@ -1,5 +1,6 @@
 """Samples in the form of slime's debug rollout data."""
 
+from pathlib import Path
 from typing import Any
 
 
@@ -26,3 +27,11 @@ def dumped(**changed: Any) -> dict[str, Any]:
         "trace": {"events": []},
         **changed,
     }
+
+
+def save(path: Path, *samples: Any) -> Path:
+    """Writes a dump of the samples as slime does, and returns its path."""
+    import torch
+
+    torch.save({"rollout_id": 0, "samples": list(samples)}, path)
+    return path

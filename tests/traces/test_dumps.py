@@ -11,7 +11,7 @@ import pytest
 from seer_sgl.errors import ConfigError
 from seer_sgl.traces.reading import read_trace
 from seer_sgl.traces.trace import Trace
-from tests.traces.slime import dumped
+from tests.traces.slime import dumped, save
 
 DUMPS = Path(__file__).parent / "dumps"
 # By file: the format; prompt tokens and response lengths of each group.
@@ -47,22 +47,15 @@ def test_failed_requests_are_left_out_and_counted() -> None:
 
 
 def test_a_dump_of_slime_has_groups_prompts_and_lengths(tmp_path: Path) -> None:
-    import torch
-
-    path = tmp_path / "3.pt"
     whole = dumped(index=26, loss_mask=None)
     tool = dumped(group_index=4, index=32, loss_mask=[1, 0, 1])
-    torch.save({"rollout_id": 3, "samples": [dumped(), whole, tool]}, path)
-    trace = read_trace(path)
+    trace = read_trace(save(tmp_path / "3.pt", dumped(), whole, tool))
     assert trace.format == "slime's debug rollout data"
     assert shape(trace) == [(2, [3, 3]), (2, [2])]
 
 
 def test_a_dump_of_slime_that_is_cut_short_is_named(tmp_path: Path) -> None:
-    import torch
-
-    path = tmp_path / "3.pt"
-    torch.save({"samples": [dumped()]}, path)
+    path = save(tmp_path / "3.pt", dumped())
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(ConfigError, match="torch cannot load it: it is cut short"):
         read_trace(path)
@@ -76,8 +69,7 @@ def test_a_dump_of_slime_with_wrong_numbers_is_named(tmp_path: Path, kind: str) 
     if kind != "nan":
         numbers = torch.ones(2)
         numbers = numbers.to_sparse() if kind == "sparse" else numbers.to("meta")
-    path = tmp_path / "3.pt"
-    torch.save({"samples": [dumped(rollout_log_probs=numbers)]}, path)
+    path = save(tmp_path / "3.pt", dumped(rollout_log_probs=numbers))
     with pytest.raises(ConfigError, match=r"\.rollout_log_probs: a (tensor|number) that"):
         read_trace(path)
 
