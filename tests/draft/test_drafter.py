@@ -242,15 +242,6 @@ def test_budgets_bound_each_row() -> None:
     assert drafter.step(slots[:0], none[:0], none[:0], none[:0], 1).tokens.shape == (0, 0)
 
 
-def test_a_short_context_allows_a_short_draft_only() -> None:
-    drafter = Drafter(min_probability=0.01)
-    drafter.open("g", [*range(1, 50), 0])
-    slot = drafter.attach("g", 0)
-    short = draft(drafter, [slot], [[20]], budget=30)
-    long = draft(drafter, [slot], [[21, 22, 23, 24, 25, 26, 27, 28]], budget=30)
-    assert 0 < short.counts[0] < long.counts[0]
-
-
 @pytest.mark.parametrize("token", [-1, 1 << 18])
 def test_a_token_out_of_range_is_refused_and_nothing_appended(token: int) -> None:
     drafter = Drafter()
