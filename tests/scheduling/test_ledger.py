@@ -31,17 +31,6 @@ def test_only_full_pages_of_the_prompt_are_shared() -> None:
     assert ledger.used == 64 + 32  # 2 of the prompt's pages are full and shared
 
 
-def test_a_chunk_that_does_not_fit_is_not_reserved() -> None:
-    ledger = KVLedger(capacity=100)
-    ledger.reserve("a", 10, 60)
-    assert not ledger.admits("b", 41)
-    assert ledger.admits("b", 40)
-    assert ledger.admits("a", 50)
-    with pytest.raises(ValueError, match="do not fit"):
-        ledger.reserve("b", 10, 41)
-    assert ledger.used == 60
-
-
 def test_room_is_left_for_the_drafts_of_every_chunk() -> None:
     ledger = KVLedger(capacity=100, draft_tokens=8)
     ledger.reserve("a", 10, 42)
