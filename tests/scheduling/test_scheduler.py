@@ -117,6 +117,7 @@ def test_a_request_that_cannot_be_continued_keeps_nothing_and_begins_again(
     second = take(scheduler)
     assert (second.max_new_tokens, request.seed) == (first.max_new_tokens, seed) == (100, seed)
     assert second.rid != first.rid
+    assert first.rid.endswith("/")
     returned(scheduler, second, make_reply(60, "stop", first=7))
     assert list(request.response_ids) == list(range(7, 67))
     assert group.complete
@@ -160,17 +161,6 @@ def test_groups_of_equal_ids_do_not_share_a_prompt() -> None:
     for chunk in chunks:
         returned(scheduler, chunk, make_reply(1, "stop"))
     assert slot.ledger.used == 0
-
-
-def test_a_failed_chunk_is_sent_again_under_a_new_id() -> None:
-    scheduler = one_engine()
-    scheduler.submit(make_group(n=1))
-    first = take(scheduler)
-    failed(scheduler, first, EngineUnavailable("reset"))
-    second = take(scheduler)
-    assert first.rid != second.rid
-    assert first.rid.endswith("/")
-    assert second.request is first.request
 
 
 def test_a_request_that_is_taken_back_again_and_again_is_not_given_up() -> None:
