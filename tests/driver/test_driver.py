@@ -22,7 +22,6 @@ from seer_sgl.engine_types import ServerState
 from seer_sgl.errors import ChunkRecalled, ConfigError, RolloutError
 from seer_sgl.timing import Timing
 from seer_sgl.types import (
-    Chunk,
     ChunkResult,
     FailureKind,
     Prompt,
@@ -49,24 +48,14 @@ async def test_events_come_in_order_and_a_sample_with_its_own() -> None:
     assert (error.engine_id, error.status, error.kind) == ("e0", 503, "unavailable")  # type: ignore[attr-defined]
 
 
-class Sent(Observer):
-    """Counts the chunks that were sent."""
-
-    chunks = 0
-
-    @override
-    def sent(self, chunk: Chunk, now: float) -> None:
-        self.chunks += 1
-
-
 async def test_others_have_a_turn_while_many_chunks_are_sent() -> None:
-    sent, seen = Sent(), [0]
+    events, seen = Events(), [0]
     async with staged(FakeSGLang()) as stage:
         groups = stage.groups(1, n=AT_ONCE + 50)
-        rolled = asyncio.create_task(all_of(stage.driver.submit(groups, [sent])))
+        rolled = asyncio.create_task(all_of(stage.driver.submit(groups, [events])))
         while not rolled.done():
             await asyncio.sleep(0)
-            seen.append(sent.chunks)
+            seen.append(events.kinds.count("sent"))
         (group,) = await rolled
     assert len(group.samples) == AT_ONCE + 50
     assert max(after - before for before, after in pairwise(seen)) == AT_ONCE
