@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -11,13 +12,14 @@ from seer_sgl.engine_types import EngineLoad
 from seer_sgl.errors import RolloutError
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.scheduling.suspects import MORE_STALLS
-from seer_sgl.types import Group
+from seer_sgl.types import Group, Sample
 from tests.fake_sglang import DYING_TURNS, FakeSGLang, response_of
-from tests.support.fleets import PROMPTS, all_groups, check, rolling
+from tests.support.fleets import PROMPTS, all_groups, check, check_sample, rolling
 from tests.support.timing import QUICK
 from tests.support.waiting import until
 
 POISON = [6, 6, 6]
+POISONED = {"prompt_ids": POISON, "id": "poison"}
 MANY = [*({"prompt_ids": [5] * (2 + i % 9), "id": f"p{i}"} for i in range(63))]
 
 
@@ -32,40 +34,30 @@ class Mortal(FakeSGLang):
         return "die" if deadly else ""
 
 
-def fleet_of(count: int, **options: Any) -> list[Mortal]:
-    return [Mortal(delay_s=0.01, longest=200, **options) for _ in range(count)]
-
-
-async def groups_of(rollout: Rollout, prompts: list[dict[str, Any]]) -> list[Group]:
-    return [group async for group in rollout.run(prompts)]
-
-
-def check_whole(group: Group, limit: int = 60) -> None:
-    for sample in group.samples:
-        whole = response_of(sample.seed, len(sample.prompt_ids), 200)
-        assert list(sample.response_ids) == whole[:limit]
-        assert sample.failure is None
+async def poisoned_sample(rollout: Rollout, prompts: list[dict[str, Any]]) -> Sample:
+    """Returns the sample of POISONED; those of the other prompts must be whole."""
+    groups = [group async for group in rollout.run(prompts)]
+    assert len(groups) == len(prompts)
+    samples = {group.group_id: group.samples for group in groups}
+    (poisoned,) = samples.pop("poison")
+    for sample in chain(*samples.values()):
+        check_sample(sample, longest=200)
+    return poisoned
 
 
 @pytest.mark.parametrize("place", [0, 31, 63])
 async def test_three_engines_at_most_die_of_a_request_and_all_others_are_whole(place: int) -> None:
-    prompts = [*MANY[:place], {"prompt_ids": POISON, "id": "poison"}, *MANY[place:]]
-    fakes = fleet_of(4)
+    prompts = [*MANY[:place], POISONED, *MANY[place:]]
+    fakes = [Mortal(delay_s=0.01, longest=200) for _ in range(4)]
     settings = {"n_samples_per_prompt": 1, "on_failure": "sample"}
     async with rolling(*fakes, rollout=settings, timing=QUICK) as rollout:
-        groups = await groups_of(rollout, prompts)
+        sample = await poisoned_sample(rollout, prompts)
         report = rollout.report()
-    failed = [group for group in groups if group.group_id == "poison"]
     died = sum(fake.dead.is_set() for fake in fakes)
     assert died in (2, 3), "the third one if another request was on the second one"
-    assert len(groups) == 64
-    (sample,) = failed[0].samples
     assert sample.finish_reason == "abort"
     message = f"{died} engines died while they ran it; the last one: "
     assert str(sample.failure).startswith(message)
-    for group in groups:
-        if group.group_id != "poison":
-            check_whole(group)
     assert (report["failed_requests"], report["samples"], report["groups"]) == (1, 63, 64)
     assert report["retries"] == report["lost_chunks"] - 1 > 0
 
@@ -74,27 +66,23 @@ async def test_a_request_that_kills_late_comes_back_with_its_tokens_and_kills_th
     None
 ):
     """Chunks of 40 tokens are longer than the short first chunk of a suspect."""
-    fakes = fleet_of(5)
+    fakes = [Mortal(delay_s=0.01, longest=200) for _ in range(5)]
     for fake in fakes:
         fake.deadly_from = 49
-    prompts = [*MANY[:20], {"prompt_ids": POISON, "id": "poison"}]
+    prompts = [*MANY[:20], POISONED]
     async with rolling(
         *fakes,
         rollout={"n_samples_per_prompt": 1, "on_failure": "sample", "seed": 5},
         scheduling={"chunk_tokens": 40},
         timing=QUICK,
     ) as rollout:
-        groups = await groups_of(rollout, prompts)
-    poison = next(group for group in groups if group.group_id == "poison").samples[0]
+        poison = await poisoned_sample(rollout, prompts)
     whole = response_of(poison.seed, 3, 200)
     assert len(whole) > 60, "the response is long enough to kill"
     assert sum(fake.dead.is_set() for fake in fakes) == 3
     assert poison.response_length == 48, "a whole chunk and a short one"
     assert list(poison.response_ids) == whole[: poison.response_length]
     assert poison.failure is not None
-    for group in groups:
-        if group.group_id != "poison":
-            check_whole(group)
 
 
 @pytest.mark.parametrize("on_failure", ["group", "sample"])
@@ -186,20 +174,15 @@ class Stalled(FakeSGLang):
 
 async def test_a_request_that_stalls_engines_is_given_up_and_no_other_one() -> None:
     fakes = [Stalled(delay_s=0.01, longest=200) for _ in range(2)]
-    prompts = [*MANY[:9], {"prompt_ids": POISON, "id": "poison"}, *MANY[9:18]]
+    prompts = [*MANY[:9], POISONED, *MANY[9:18]]
     settings = {"n_samples_per_prompt": 1, "on_failure": "sample"}
     async with rolling(
         *fakes, rollout=settings, engines={"stall_timeout_s": 0.1}, timing=QUICK
     ) as rollout:
-        groups = await groups_of(rollout, prompts)
-    assert len(groups) == len(prompts)
-    (poison,) = next(group for group in groups if group.group_id == "poison").samples
+        poison = await poisoned_sample(rollout, prompts)
     assert "died or stalled while they ran it" in str(poison.failure)
     needed = 2 + MORE_STALLS  # of rollout.max_engine_kills
     assert sum(fake.stalls for fake in fakes) >= needed
-    for group in groups:
-        if group.group_id != "poison":
-            check_whole(group)
 
 
 async def test_a_chunk_that_an_engine_never_received_is_not_the_cause_of_its_death(
