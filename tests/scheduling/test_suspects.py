@@ -60,22 +60,27 @@ class World:
             sent.setdefault(chunk.engine_id, []).append(chunk)
         for engine_id, chunks in sent.items():
             self.watch(chunks)
-            died = any(map(self.deadly, chunks))
-            if died:
-                self.deaths.append([chunk.request for chunk in chunks])
-                self.scheduler.set_available(engine_id, False)
-            for chunk in chunks:
-                error, reply = None, None
-                if died:
-                    error = EngineDied("it was killed", engine_id=engine_id)
-                    kept = min(self.kept, chunk.max_new_tokens - 1)
-                    reply = make_reply(kept, finish="abort") if kept else None
-                else:
-                    reply = make_reply(chunk.max_new_tokens)
-                result = ChunkResult(chunk=chunk, now=0.0, reply=reply, error=error)
-                self.scheduler.complete(result)
-            self.scheduler.set_available(engine_id, True)
+            if any(map(self.deadly, chunks)):
+                self.kill(engine_id, chunks)
+            else:
+                self.give_back(chunks)
         return bool(sent)
+
+    def kill(self, engine_id: str, chunks: list[Chunk]) -> None:
+        """Lets an engine die with these chunks, and come back."""
+        self.deaths.append([chunk.request for chunk in chunks])
+        self.scheduler.set_available(engine_id, False)
+        for chunk in chunks:
+            kept = min(self.kept, chunk.max_new_tokens - 1)
+            reply = make_reply(kept, finish="abort") if kept else None
+            error = EngineDied("it was killed", engine_id=engine_id)
+            self.scheduler.complete(ChunkResult(chunk=chunk, now=0.0, reply=reply, error=error))
+        self.scheduler.set_available(engine_id, True)
+
+    def give_back(self, chunks: list[Chunk]) -> None:
+        for chunk in chunks:
+            reply = make_reply(chunk.max_new_tokens)
+            self.scheduler.complete(ChunkResult(chunk=chunk, now=0.0, reply=reply))
 
     def roll_out(self, group: Group) -> None:
         self.scheduler.submit(group)
@@ -232,21 +237,14 @@ class Crowd(World):
             self.flying[chunk.engine_id].append(chunk)
         for engine_id, chunks in self.flying.items():
             self.watch(chunks)
-            died = any(self.is_deadly(c) and self.answers.random() < 0.5 for c in chunks)
-            if died:
-                self.deaths.append([chunk.request for chunk in chunks])
-                self.scheduler.set_available(engine_id, False)
-                for chunk in chunks:
-                    error = EngineDied("it was killed", engine_id=engine_id)
-                    self.scheduler.complete(ChunkResult(chunk=chunk, now=0.0, error=error))
+            if any(self.is_deadly(c) and self.answers.random() < 0.5 for c in chunks):
                 self.flying[engine_id] = []
-                self.scheduler.set_available(engine_id, True)
+                self.kill(engine_id, chunks)
                 continue
             harmless = [chunk for chunk in chunks if not self.is_deadly(chunk)]
-            for chunk in [each for each in harmless if self.answers.random() < 0.5]:
-                chunks.remove(chunk)
-                reply = make_reply(chunk.max_new_tokens)
-                self.scheduler.complete(ChunkResult(chunk=chunk, now=0.0, reply=reply))
+            back = [chunk for chunk in harmless if self.answers.random() < 0.5]
+            self.flying[engine_id] = [chunk for chunk in chunks if chunk not in back]
+            self.give_back(back)
         return any(self.flying.values()) or self.scheduler.check() != []
 
 
