@@ -4,7 +4,9 @@ import contextlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from seer_sgl import Rollout
@@ -14,51 +16,44 @@ from seer_sgl.kvpool import backend, packages
 from seer_sgl.kvpool.backend import resolved
 from seer_sgl.processes import loopback
 
-AUTO = KvPoolConfig(backend="auto", page_size=16)
+NO_LIBRARY = "mooncake cannot be loaded: libibverbs.so.1: cannot open shared object file"
 REPAIR = "(`seer-sgl doctor` names the repair)"
 
 
 @pytest.fixture
-def unloadable(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The reason why Mooncake cannot be loaded in this test."""
-    why = "mooncake cannot be loaded: libibverbs.so.1: cannot open shared object file"
-    monkeypatch.setattr(backend, "load_problem", lambda: why)
-    return why
+def unloadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mooncake cannot be loaded in this test."""
+    monkeypatch.setattr(backend, "load_problem", lambda: NO_LIBRARY)
 
 
-@pytest.fixture
-def loadable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "load_problem", lambda: None)
-    monkeypatch.setattr(loopback, "refusal", lambda: None)
-
-
-@pytest.mark.usefixtures("loadable")
-def test_auto_is_mooncake_where_it_loads(log_lines: list[str]) -> None:
-    assert resolved(AUTO) == KvPoolConfig(backend="mooncake", page_size=16)
-    assert not log_lines
-
-
-def test_auto_is_files_where_mooncake_cannot_be_loaded(
-    unloadable: str, log_lines: list[str]
+@pytest.mark.parametrize(
+    ("keys", "load_problem", "refusal", "reason"),
+    [
+        ({}, None, None, None),
+        ({}, NO_LIBRARY, None, NO_LIBRARY),
+        ({}, None, "an old kernel", "mooncake cannot stay on loopback: an old kernel"),
+        ({"open_ports": True}, None, "an old kernel", None),  # its user leaves them to a firewall
+    ],
+)
+def test_auto_is_mooncake_unless_it_cannot_be_loaded_or_would_open_ports(  # noqa: PLR0917
+    keys: dict[str, Any],
+    load_problem: str | None,
+    refusal: str | None,
+    reason: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    log_lines: list[str],
 ) -> None:
-    assert resolved(AUTO) == KvPoolConfig(backend="file", page_size=16)
-    assert log_lines == [
-        f"kv_pool.backend: auto: {unloadable}; files serve as the KV pool instead {REPAIR}"
-    ]
+    monkeypatch.setattr(backend, "load_problem", lambda: load_problem)
+    monkeypatch.setattr(loopback, "refusal", lambda: refusal)
+    chosen = "mooncake" if reason is None else "file"
+    auto = KvPoolConfig(backend="auto", page_size=16, **keys)
+    assert resolved(auto) == msgspec.structs.replace(auto, backend=chosen)
+    line = f"kv_pool.backend: auto: {reason}; files serve as the KV pool instead {REPAIR}"
+    assert log_lines == ([] if reason is None else [line])
 
 
-def test_auto_is_files_where_mooncake_would_open_ports(
-    monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
-) -> None:
-    monkeypatch.setattr(backend, "load_problem", lambda: None)
-    monkeypatch.setattr(loopback, "refusal", lambda: "an old kernel")
-    assert resolved(AUTO).backend == "file"
-    assert "mooncake cannot stay on loopback: an old kernel; files" in log_lines[0]
-    opened = KvPoolConfig(backend="auto", open_ports=True)
-    assert resolved(opened).backend == "mooncake", "its user leaves the ports to a firewall"
-
-
-def test_a_named_backend_is_kept_and_logs_nothing(unloadable: str, log_lines: list[str]) -> None:
+@pytest.mark.usefixtures("unloadable")
+def test_a_named_backend_is_kept_and_logs_nothing(log_lines: list[str]) -> None:
     for name in ("none", "mooncake", "file"):
         config = parse({"kv_pool": {"backend": name}, "model": {"path": "m"}}).kv_pool
         assert resolved(config) is config
