@@ -36,7 +36,6 @@ class Engine:
         max_tokens: int = PLENTY,
         hub: bool = True,
         send: Callable[[ToHub], None] | None = None,
-        vocab_size: int = 1 << 20,
     ) -> None:
         self.drafter = FakeDrafter()
         self.sent: list[ToHub] = []
@@ -46,7 +45,7 @@ class Engine:
             (send or self.sent.append) if hub else None,
             max_tokens=max_tokens,
             scope=scope,
-            vocab_size=vocab_size,
+            vocab_size=1 << 20,
             clock=lambda: self.now,
         )
 

@@ -27,9 +27,8 @@ def slot(
     pool: str | None = "pool",
     most: int = 256,
     available: bool = True,
-    ledger: KVLedger | None = None,
 ) -> EngineSlot:
-    engine = EngineSlot(engine_id, ledger, most, pool)
+    engine = EngineSlot(engine_id, None, most, pool)
     engine.inflight, engine.available = inflight, available
     return engine
 

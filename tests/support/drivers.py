@@ -32,8 +32,6 @@ from seer_sgl.types import (
 from tests.fake_sglang import FakeSGLang, response_of, serving_all
 
 CHUNK = 8
-
-
 LIMIT = 60
 
 
@@ -44,8 +42,8 @@ class Stage:
         self.driver = driver
         self.engines = engines
 
-    def groups(self, count: int, n: int = 4, **options: Any) -> list[Group]:
-        maker = GroupMaker(options.pop("run_id", "run"), options.pop("seed", 1))
+    def groups(self, count: int, n: int = 4, run_id: str = "run", **options: Any) -> list[Group]:
+        maker = GroupMaker(run_id, 1)
         sampling = Sampling(**{"max_new_tokens": LIMIT, **options})
         return [
             maker.group(

@@ -19,9 +19,9 @@ async def until(condition: Callable[[], object], within_s: float = DEADLINE_S) -
             await asyncio.sleep(0.01)
 
 
-def block_until(condition: Callable[[], object], within_s: float = DEADLINE_S) -> None:
+def block_until(condition: Callable[[], object]) -> None:
     """Blocks until the condition holds, which another thread changes. Raises TimeoutError."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + DEADLINE_S
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError

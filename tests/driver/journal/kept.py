@@ -12,7 +12,7 @@ from seer_sgl.driver.journal.facts import make_header
 from seer_sgl.driver.journal.folder import JournalFolder
 from seer_sgl.driver.journal.journal import Journal
 from seer_sgl.driver.journal.records import Header
-from seer_sgl.driver.journal.restore import Restored, restore
+from seer_sgl.driver.journal.restore import restore
 from seer_sgl.driver.journal.stored import StoredRollout, read, records
 from seer_sgl.driver.journal.writer import BlockWriter
 from seer_sgl.errors import JournalError
@@ -150,13 +150,12 @@ def _append(file: object, writer: ListWriter, tail: Tail) -> Tail:
     return tail
 
 
-def resumed(
-    path: Path, prompts: int = 3, n: int = 3
-) -> tuple[list[Group], StoredRollout, Restored]:
+def resumed(path: Path) -> tuple[list[Group], StoredRollout]:
     """Returns the groups of a rollout as a resume finds them. Raises JournalError or Damaged."""
-    groups = make_groups(prompts, n, run_id="run-1")
+    groups = make_groups(run_id="run-1")
     with JournalFolder(path, create=False) as folder:
         stored = read(folder)
         if stored is None:
             raise JournalError("nothing is there")
-        return groups, stored, restore(groups, records(folder, stored), 0.0)
+        restore(groups, records(folder, stored), 0.0)
+        return groups, stored

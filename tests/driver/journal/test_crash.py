@@ -33,7 +33,7 @@ def damaged(kept: Supervised, content: bytes) -> State | None:
     """Returns the state that a resume finds in other bytes; None if it is refused."""
     (kept.path / "journal").write_bytes(content)
     try:
-        groups, _, _ = resumed(kept.path)
+        groups, _ = resumed(kept.path)
     except (JournalError, Damaged):
         return None
     return state_of(groups)
@@ -109,7 +109,7 @@ def test_what_a_power_failure_leaves_behind_the_last_block_is_cut(kept: Supervis
 
 def test_a_resumed_journal_continues_behind_the_cut(kept: Supervised) -> None:
     (kept.path / "journal").write_bytes(kept.content[:-3])
-    groups, stored, _ = resumed(kept.path)
+    groups, stored = resumed(kept.path)
     with JournalFolder(kept.path, create=False) as folder:
         writer = BlockWriter(folder.resume(stored.tail), stored.tail, folder.name)
         journal = Journal(writer, started_at=0.0)
@@ -117,7 +117,7 @@ def test_a_resumed_journal_continues_behind_the_cut(kept: Supervised) -> None:
             if request.state is not RequestState.FINISHED:
                 journal.grown(returned(request, random.Random(5)))
         journal.close()
-    again, _, _ = resumed(kept.path)
+    again, _ = resumed(kept.path)
     assert state_of(again) == state_of(groups) != kept.states[-2]
 
 
