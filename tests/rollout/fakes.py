@@ -20,7 +20,7 @@ LONGEST = 60
 LIMIT = 50
 N = 4
 SEED = 3
-PROMPTS = [{"id": f"p{i}", "prompt_ids": [5] * (3 + i)} for i in range(6)]
+PROMPTS: list[dict[str, Any]] = [{"id": f"p{i}", "prompt_ids": [5] * (3 + i)} for i in range(6)]
 
 
 @dataclass(eq=False)
@@ -127,13 +127,17 @@ def samples_of(groups: Iterable[Group]) -> dict[Key, Sample]:
     return found
 
 
+def whole(sample: Sample) -> list[int]:
+    """Returns the response of an undivided call."""
+    return response_of(sample.seed, len(sample.prompt_ids), LONGEST)[:LIMIT]
+
+
 def check(samples: dict[Key, Sample], prompts: Sequence[Any] = PROMPTS, n: int = N) -> None:
     """Fails unless every sample is there, with the tokens of an undivided call."""
     assert samples.keys() == {(prompt["id"], i) for prompt in prompts for i in range(n)}
     for sample in samples.values():
-        whole = response_of(sample.seed, len(sample.prompt_ids), LONGEST)
-        assert sample.response_ids.tolist() == whole[:LIMIT]
-        assert len(sample.rollout_log_probs) == sample.response_length == len(whole[:LIMIT])
+        assert sample.response_ids.tolist() == whole(sample)
+        assert len(sample.rollout_log_probs) == sample.response_length == len(whole(sample))
         assert sum(span.tokens for span in sample.weight_spans) == sample.response_length
         assert sum(sample.chunk_lengths) == sample.response_length
         assert len(sample.chunk_lengths) == len(sample.engines) == sample.chunks

@@ -12,8 +12,7 @@ from seer_sgl.config import with_values
 from seer_sgl.errors import ConfigError, InputError, PromptError, RolloutError
 from seer_sgl.rollout.trajectories import Client
 from seer_sgl.types import Prompt, Sample
-from tests.fake_sglang import response_of
-from tests.rollout.fakes import LIMIT, LONGEST, PROMPTS, SEED, N, Refusing, fakes
+from tests.rollout.fakes import LONGEST, PROMPTS, SEED, N, Refusing, fakes, whole
 from tests.support.waiting import until
 
 TURNS = 3
@@ -46,7 +45,7 @@ def check(samples: list[Sample], prompt: list[int]) -> None:
     ids = list(prompt)
     for sample in samples:
         assert sample.prompt_ids.tolist() == ids
-        assert sample.response_ids.tolist() == response_of(sample.seed, len(ids), LONGEST)[:LIMIT]
+        assert sample.response_ids.tolist() == whole(sample)
         assert len(sample.rollout_log_probs) == sample.response_length == len(sample.response_ids)
         assert sum(span.tokens for span in sample.weight_spans) == sample.response_length
         ids += [*sample.response_ids, *RESULT]
@@ -57,10 +56,9 @@ async def test_every_turn_has_the_tokens_of_an_undivided_call() -> None:
         results = await rolled(it.config)
         assert results.keys() == {prompt["id"] for prompt in PROMPTS}
         for prompt in PROMPTS:
-            ids: Any = prompt["prompt_ids"]
-            assert len(results[str(prompt["id"])]) == N
-            for samples in results[str(prompt["id"])]:
-                check(samples, ids)
+            assert len(results[prompt["id"]]) == N
+            for samples in results[prompt["id"]]:
+                check(samples, prompt["prompt_ids"])
         every = [turn for each in results.values() for samples in each for turn in samples]
         assert len({turn.seed for turn in every}) == len(PROMPTS) * N * TURNS
         assert any(turn.chunks > 1 for turn in every), "some turns are divided"
@@ -91,7 +89,6 @@ async def test_a_turn_runs_where_the_last_one_ended() -> None:
 
 async def test_a_turn_has_its_own_sampling_parameters() -> None:
     async def short(prompt: Prompt, client: Client) -> int:
-        del prompt
         return (await client.generate(max_new_tokens=1 + client.index)).response_length
 
     async with fakes() as it:
@@ -158,7 +155,6 @@ async def test_an_error_of_the_function_comes_at_once_and_hides_behind_no_other(
 
 async def test_errors_may_be_results() -> None:
     async def returning(prompt: Prompt, client: Client) -> Exception:
-        del prompt
         return RolloutError("a result") if client.index else ValueError("another")
 
     async with fakes() as it:
@@ -168,7 +164,6 @@ async def test_errors_may_be_results() -> None:
 
 async def test_a_function_that_is_cancelled_from_within_is_an_error() -> None:
     async def cancelled(prompt: Prompt, client: Client) -> None:
-        del prompt, client
         raise asyncio.CancelledError
 
     async with fakes() as it:
@@ -178,7 +173,6 @@ async def test_a_function_that_is_cancelled_from_within_is_an_error() -> None:
 
 async def test_a_rollout_that_is_closed_ends_its_trajectories() -> None:
     async def endless(prompt: Prompt, client: Client) -> None:
-        del prompt
         while True:
             await client.generate()
 
@@ -198,7 +192,6 @@ async def test_a_turn_that_outlives_its_trajectory_ends_with_an_error() -> None:
     late: list[asyncio.Task[Sample]] = []
 
     async def leaving(prompt: Prompt, client: Client) -> None:
-        del prompt
         late.append(asyncio.create_task(client.generate()))
 
     async with fakes(delay_s=0.002) as it:
@@ -210,7 +203,6 @@ async def test_a_turn_that_outlives_its_trajectory_ends_with_an_error() -> None:
 
 async def test_turns_of_one_trajectory_may_run_together_and_have_its_index() -> None:
     async def together(prompt: Prompt, client: Client) -> list[Sample]:
-        del prompt
         samples = await asyncio.gather(*(client.generate() for _ in range(3)))
         assert {sample.index for sample in samples} == {client.index}
         return samples
@@ -218,11 +210,10 @@ async def test_turns_of_one_trajectory_may_run_together_and_have_its_index() -> 
     async with fakes(delay_s=0.001) as it:
         results = await rolled(it.config, together)
     for prompt in PROMPTS:
-        ids: Any = prompt["prompt_ids"]
-        samples = [turn for each in results[str(prompt["id"])] for turn in each]
+        samples = [turn for each in results[prompt["id"]] for turn in each]
         assert len({sample.seed for sample in samples}) == 3 * N
         for sample in samples:
-            check([sample], ids)
+            check([sample], prompt["prompt_ids"])
 
 
 async def test_the_oracle_is_refused() -> None:
@@ -264,7 +255,6 @@ async def test_a_request_that_engines_refuse_fails_its_prompt_after_all_others()
 
 async def test_a_function_may_catch_the_failure_of_a_request() -> None:
     async def careful(prompt: Prompt, client: Client) -> str:
-        del prompt
         try:
             return (await client.generate()).finish_reason
         except RolloutError as error:
@@ -280,7 +270,6 @@ async def test_a_cancelled_turn_is_aborted_and_the_trajectory_continues() -> Non
     every = N * len(PROMPTS)
 
     async def impatient(prompt: Prompt, client: Client) -> Sample:
-        del prompt
         turn = asyncio.create_task(client.generate())
         await until(lambda: len(it.calls) >= every)
         for fake in it.servers:
@@ -294,6 +283,5 @@ async def test_a_cancelled_turn_is_aborted_and_the_trajectory_continues() -> Non
     aborted = {rid for fake in it.servers for rid in fake.aborted}
     assert aborted == {call["rid"] for call in it.calls[:every]}
     for prompt in PROMPTS:
-        for sample in results[str(prompt["id"])]:
-            whole = response_of(sample.seed, len(prompt["prompt_ids"]), LONGEST)
-            assert sample.response_ids.tolist() == whole[:LIMIT]
+        for sample in results[prompt["id"]]:
+            check([sample], prompt["prompt_ids"])
