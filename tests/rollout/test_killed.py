@@ -73,32 +73,24 @@ async def test_a_driver_killed_at_random_moments_loses_nothing(tmp_path: Path, s
         assert await rolled_with_kills(tmp_path, it, moments) >= 1
 
 
-async def test_a_complete_rollout_writes_the_same_files_again(tmp_path: Path) -> None:
-    async with fakes() as it:
-        journal = prepare(tmp_path, it)
-        await completed(tmp_path)
-    # The fakes have ended: no engine is asked.
-    out, again = tmp_path / "out", tmp_path / "again"
-    output = await completed(tmp_path, "--resume", str(journal), "--out", str(again))
-    assert "the rollout is complete" in output
-    for name in ("samples.jsonl", "report.json"):
-        assert (again / name).read_bytes() == (out / name).read_bytes()
-
-
-async def test_a_complete_rollout_keeps_no_file_of_the_rollout_that_it_replaces(
+async def test_a_complete_rollout_writes_the_same_files_again_and_keeps_no_others(
     tmp_path: Path,
 ) -> None:
     async with fakes() as it:
         journal = prepare(tmp_path, it)
         await completed(tmp_path)
+    # The fakes have ended: no engine is asked.
     own, other = tmp_path / "out", tmp_path / "other"
+    written = {name: (own / name).read_bytes() for name in ("samples.jsonl", "report.json")}
     other.mkdir()
     (other / "samples.jsonl").write_text('{"rollout_id":"other"}\n')
     for folder, kept in ((own, True), (other, False)):
         files = [folder / "comparison.json", folder / "timeline.png", folder / "timeline.svg"]
         for file in files:
             file.touch()
-        await completed(tmp_path, "--resume", str(journal), "--out", str(folder), "--overwrite")
+        again = ("--resume", str(journal), "--out", str(folder), "--overwrite")
+        assert "the rollout is complete" in await completed(tmp_path, *again)
+        assert {name: (folder / name).read_bytes() for name in written} == written
         assert [file.exists() for file in files] == [kept] * len(files)
 
 
