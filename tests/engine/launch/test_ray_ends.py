@@ -5,7 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -79,60 +79,62 @@ async def test_an_actor_is_lost_also_if_the_cluster_does_not_answer(
     assert "the cluster does not answer" in (process.exit_reason() or "")
 
 
+def refuse(*_: Any, **__: Any) -> NoReturn:
+    """Fails like a call of Ray whose head has ended."""
+    from ray.exceptions import RaySystemError
+
+    raise RaySystemError("the head is gone")
+
+
+class Placing:
+    """The calls of Ray that place engines, replaced. `freed`: what it was given back."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        import ray
+
+        from seer_sgl.engine.launch import ray as ray_launch
+        from seer_sgl.engine.launch.ray_actor import Actor
+
+        self.module: Any = ray_launch
+        self.freed: list[str] = []
+        self.actor = Actor.__new__(Actor)
+        self.actor.hosted, self.actor.process, self.actor._host = None, None, None
+        patch.setattr(ray, "kill", lambda _: self.freed.append("actor"))
+        patch.setattr(ray_launch, "placement_group", lambda *_, **__: "group")
+        patch.setattr(ray_launch, "PlacementGroupSchedulingStrategy", lambda *_: None)
+        patch.setattr(ray_launch, "remove_placement_group", self.freed.append)
+        patch.setattr(ray_launch, "Actor", lambda *_, **__: self.actor)
+
+    def launcher(self, log_dir: Path) -> Any:
+        plan: Any = SimpleNamespace(engines=SimpleNamespace(start_limit_s=lambda _: 1.0))
+        return self.module.RayLauncher(plan, {"GPU": 1}, log_dir, 1.0)
+
+
 async def test_a_room_is_freed_although_the_call_that_leaves_it_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ray
-
-    from seer_sgl.engine.launch import ray as ray_launch
-    from seer_sgl.engine.launch.ray_actor import Actor
-
-    freed: list[str] = []
-    host = FakeHost(Output(b"", 0))
-    monkeypatch.setattr(ray, "kill", lambda _: freed.append("actor"))
-    monkeypatch.setattr(ray_launch, "placement_group", lambda *_, **__: "group")
-    monkeypatch.setattr(ray_launch, "PlacementGroupSchedulingStrategy", lambda *_: None)
-    monkeypatch.setattr(ray_launch, "remove_placement_group", freed.append)
-    actor = Actor.__new__(Actor)
-    actor.hosted, actor.process, actor._host = HOSTED, None, host
-    monkeypatch.setattr(ray_launch, "Actor", lambda *_, **__: actor)
-    launcher = ray_launch.RayLauncher(None, {"GPU": 1}, tmp_path, 1.0)  # type: ignore[arg-type]
+    placing, host = Placing(monkeypatch), FakeHost(Output(b"", 0))
+    placing.actor.hosted, placing.actor._host = HOSTED, host
+    launcher = placing.launcher(tmp_path)
     launcher._wanted.add("e0")
-    launcher._rooms["e0"] = ray_launch._Room({"GPU": 1})
+    launcher._rooms["e0"] = placing.module._Room({"GPU": 1})
     restart = asyncio.create_task(launcher.restart("e0", 100))
     await host.stopping.wait()
     restart.cancel()
     await asyncio.wait({restart})
     await launcher.aclose()
-    assert {"actor", "group"} <= set(freed)
+    assert {"actor", "group"} <= set(placing.freed)
 
 
-@pytest.mark.parametrize("refused", ["placement_group", "Actor"])
+@pytest.mark.parametrize(("refused", "freed"), [("placement_group", []), ("Actor", ["group"])])
 async def test_an_engine_that_ray_itself_does_not_place_is_delayed_and_leaves_no_reservation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, freed: list[str]
 ) -> None:
-    from ray.exceptions import RaySystemError
-
-    from seer_sgl.engine.launch import ray as ray_launch
-
-    reserved: list[str] = []
-
-    def reserve(*_: Any, **__: Any) -> str:
-        reserved.append("group")
-        return "group"
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RaySystemError("the head is gone")
-
-    monkeypatch.setattr(ray_launch, "placement_group", reserve)
-    monkeypatch.setattr(ray_launch, "PlacementGroupSchedulingStrategy", lambda *_: None)
-    monkeypatch.setattr(ray_launch, "remove_placement_group", reserved.remove)
-    monkeypatch.setattr(ray_launch, refused, refuse)
-    plan: Any = SimpleNamespace(engines=SimpleNamespace(start_limit_s=lambda _: 1.0))
-    launcher = ray_launch.RayLauncher(plan, {"GPU": 1}, tmp_path, 1.0)
+    placing = Placing(monkeypatch)
+    monkeypatch.setattr(placing.module, refused, refuse)
     with pytest.raises(EngineDelayed, match=r"^engine e0: Ray gives it no place: "):
-        await launcher.start("e0")
-    assert not reserved
+        await placing.launcher(tmp_path).start("e0")
+    assert placing.freed == freed
 
 
 class Away:
@@ -150,26 +152,14 @@ class Away:
 async def test_a_head_that_is_away_blocks_no_event_loop_and_keeps_no_reservation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    import ray
-
-    from seer_sgl.engine.launch import ray as ray_launch
-    from seer_sgl.engine.launch.ray_actor import Actor
-
-    head, freed = Away(), list[str]()
+    head, placing = Away(), Placing(monkeypatch)
 
     def reserve(*_: Any, **__: Any) -> str:
         head.wait()
         return "group"
 
-    actor = Actor.__new__(Actor)
-    actor.hosted, actor.process, actor._host = None, None, None
-    monkeypatch.setattr(ray, "kill", lambda _: freed.append("actor"))
-    monkeypatch.setattr(ray_launch, "placement_group", reserve)
-    monkeypatch.setattr(ray_launch, "PlacementGroupSchedulingStrategy", lambda *_: None)
-    monkeypatch.setattr(ray_launch, "remove_placement_group", freed.append)
-    monkeypatch.setattr(ray_launch, "Actor", lambda *_, **__: actor)
-    plan: Any = SimpleNamespace(engines=SimpleNamespace(start_limit_s=lambda _: 1.0))
-    launcher = ray_launch.RayLauncher(plan, {"GPU": 1}, tmp_path, 1.0)
+    monkeypatch.setattr(placing.module, "placement_group", reserve)
+    launcher = placing.launcher(tmp_path)
     starting = asyncio.create_task(launcher.start("e0"))
     await until(head.called.is_set)
     if by == "cancel":
@@ -179,43 +169,25 @@ async def test_a_head_that_is_away_blocks_no_event_loop_and_keeps_no_reservation
     head.back.set()
     await asyncio.wait({starting})
     assert starting.cancelled() or isinstance(starting.exception(), EngineStartError)
-    assert freed == ["actor", "group"]
+    assert placing.freed == ["actor", "group"]
 
 
-async def test_a_head_that_is_away_blocks_no_event_loop_at_the_start_of_a_store_node(
+async def test_a_store_node_that_ray_itself_does_not_start_counts_as_ended_and_blocks_no_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ray.exceptions import RaySystemError
-
     from seer_sgl.engine.launch import ray_stores
 
     head = Away()
 
     def lose(*_: Any, **__: Any) -> None:
         head.wait()
-        raise RaySystemError("the head is gone")
+        refuse()
 
     monkeypatch.setattr(ray_stores, "Actor", lose)
     store = ray_stores.RayStore(0, {}, {}, memory=1, log_dir=tmp_path, place_s=1.0)
     starting = asyncio.create_task(store.start())
     await until(head.called.is_set)
     head.back.set()
-    with pytest.raises(ConfigError, match="the head is gone"):
-        await starting
-
-
-async def test_a_store_node_that_ray_itself_does_not_start_counts_as_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ray.exceptions import RaySystemError
-
-    from seer_sgl.engine.launch import ray_stores
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RaySystemError("the head is gone")
-
-    monkeypatch.setattr(ray_stores, "Actor", refuse)
-    store = ray_stores.RayStore(0, {}, {}, memory=1, log_dir=tmp_path, place_s=1.0)
     with pytest.raises(ConfigError, match=r"^KV pool: store0: .*the head is gone"):
-        await store.start()
+        await starting
     assert "the head is gone" in (store.exit_reason() or "")
