@@ -55,7 +55,3 @@ async def test_who_waits_no_longer_gives_the_others_up() -> None:
     it.answers.set()
     await it.sessions.settle()
     assert it.asked == ["a"]
-
-
-async def test_without_sessions_there_is_nothing_to_wait_for() -> None:
-    await Closes().sessions.settle()
