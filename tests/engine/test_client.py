@@ -50,8 +50,13 @@ async def joined(
         yield HttpEngine(info, session, timing=timing)
 
 
-def chunk_of(request: Request, budget: int = 10) -> Chunk:
-    return msgspec.structs.replace(chunk_on("e0", request), max_new_tokens=budget)
+def chunk_of(request: Request | None = None, budget: int = 10) -> Chunk:
+    asked = chunk_on("e0", request or make_group(n=1).requests[0])
+    return msgspec.structs.replace(asked, max_new_tokens=budget)
+
+
+async def generate(engine: HttpEngine) -> None:
+    assert (await engine.generate(chunk_of())).ids
 
 
 async def test_a_chunk_carries_prompt_and_response_and_comes_back_typed() -> None:
@@ -83,10 +88,9 @@ async def test_a_reply_that_cannot_be_true_is_the_engines_fault(
     fake = FakeSGLang(faults=deque([f"garbage {shape}"]))
     async with joined(fake) as engine:
         engine.vocab_size = VOCAB
-        request = make_group(n=1).requests[0]
         with pytest.raises(kind, match="engine e0"):
-            await engine.generate(chunk_of(request))
-        assert (await engine.generate(chunk_of(request))).ids, "and works again afterwards"
+            await generate(engine)
+        await generate(engine)  # it works again afterwards
 
 
 @pytest.mark.parametrize("shape", CONTROL["/v1/loads"])
@@ -206,7 +210,7 @@ def test_whatever_a_server_replies_its_callers_see_one_kind_of_error(
     engine.reply = bytes(body)
     with contextlib.suppress(EngineUnavailable, EngineStartError):
         assert description(engine.reply).draft_tokens >= 0
-    chunk = chunk_of(make_group(n=1).requests[0])
+    chunk = chunk_of()
 
     async def ask_all() -> None:
         calls: list[Coroutine[Any, Any, object]] = [
@@ -256,11 +260,10 @@ OTHER_4XX = ("401", "403", "404", "405", "408", "409", "410", "415", "429")
 async def test_a_failing_engine_is_unavailable(fault: str) -> None:
     again = [fault] if fault == "reset" else []  # it is sent once more on a new connection
     async with joined(FakeSGLang(faults=deque([fault, *again]))) as engine:
-        request = make_group(n=1).requests[0]
         with pytest.raises(EngineUnavailable, match="engine e0") as raised:
-            await engine.generate(chunk_of(request))
+            await generate(engine)
         assert (f"HTTP {fault}" in str(raised.value)) is fault.isdigit()
-        assert (await engine.generate(chunk_of(request))).ids, "and works again afterwards"
+        await generate(engine)  # it works again afterwards
 
 
 class Closing(FakeSGLang):
@@ -286,38 +289,35 @@ class Closing(FakeSGLang):
 async def test_a_connection_is_not_used_again_after_a_500() -> None:
     fake = Closing(faults=deque(["500"] * 6))
     async with joined(fake) as engine:
-        request = make_group(n=1).requests[0]
 
         async def fails() -> None:
             with pytest.raises(EngineUnavailable, match="HTTP 500"):
-                await engine.generate(chunk_of(request))
+                await generate(engine)
 
         await asyncio.gather(*(fails() for _ in range(6)))
-        assert (await engine.generate(chunk_of(request))).ids
+        await generate(engine)
     assert not fake.reused
 
 
 async def test_a_request_that_an_idle_connection_loses_is_sent_again_once_per_connection() -> None:
     fake = FakeSGLang()
     async with joined(fake) as engine:
-        request = make_group(n=1).requests[0]
-        await asyncio.gather(*(engine.generate(chunk_of(request)) for _ in range(4)))
+        await asyncio.gather(*(generate(engine) for _ in range(4)))
         fake.faults.append("reset")
-        assert (await engine.generate(chunk_of(request))).ids
+        await generate(engine)
         fake.faults.extend(["reset"] * 20)
         with pytest.raises(EngineUnavailable):
-            await engine.generate(chunk_of(request))
+            await generate(engine)
         assert len(fake.faults) >= 20 - 5
 
 
 async def test_a_server_that_dies_at_once_has_died_although_the_request_was_sent_again() -> None:
     fake = FakeSGLang()
     async with joined(fake) as engine:
-        request = make_group(n=1).requests[0]
-        await engine.generate(chunk_of(request))
+        await generate(engine)
         fake.faults.append("die")
         with pytest.raises(EngineDied):
-            await engine.generate(chunk_of(request))
+            await generate(engine)
 
 
 async def test_what_an_engine_has_counted_of_drafting_comes_with_its_name() -> None:
@@ -326,17 +326,13 @@ async def test_what_an_engine_has_counted_of_drafting_comes_with_its_name() -> N
         assert await engine.drafting() == {"instance": "i", "draft_tokens": 4}
     async with joined(FakeSGLang(plugin=None)) as stock:
         assert await stock.drafting() is None
-    async with open_session() as session:
-        gone = HttpEngine(stock.info, session)
-        with pytest.raises(EngineUnavailable):
-            await gone.drafting()
 
 
 @pytest.mark.parametrize("status", ["400", "413", "422"])
 async def test_a_refusal_of_sglang_rejects_the_request_with_the_servers_words(status: str) -> None:
     async with joined(FakeSGLang(faults=deque([status]))) as engine:
         with pytest.raises(RequestRejected, match=f"HTTP {status}: fault {status}"):
-            await engine.generate(chunk_of(make_group(n=1).requests[0]))
+            await generate(engine)
 
 
 @pytest.mark.parametrize(
@@ -368,9 +364,10 @@ async def test_a_refused_connection_is_unavailable() -> None:
     async with open_session() as session:
         gone = HttpEngine(engine.info, session)
         with pytest.raises(EngineUnavailable, match="engine e0"):
-            await gone.generate(chunk_of(make_group(n=1).requests[0]))
-        with pytest.raises(EngineUnavailable):
-            await gone.load()
+            await gone.generate(chunk_of())
+        for call in (gone.load, gone.drafting):
+            with pytest.raises(EngineUnavailable):
+                await call()
         assert "Cannot connect" in str(await gone.problem())
         dead = HttpEngine(engine.info, session, lambda: ServerState(why="it ended, status 3"))
         with pytest.raises(EngineUnavailable, match=r"engine e0 .*: it ended, status 3"):
@@ -390,8 +387,7 @@ async def test_an_abort_returns_the_partial_output_but_its_unexamined_last_token
 async def test_cancelling_a_chunk_aborts_it_on_the_server() -> None:
     fake = FakeSGLang(faults=deque(["stall"]))
     async with joined(fake) as engine:
-        request = make_group(n=1).requests[0]
-        task = asyncio.create_task(engine.generate(chunk_of(request)))
+        task = asyncio.create_task(engine.generate(chunk_of()))
         await fake.called.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -444,7 +440,7 @@ async def test_the_kernel_probes_the_connections_of_silent_chunks(
     monkeypatch.setattr("seer_sgl.engine.session.probing_socket", remembered)
     fake = FakeSGLang(faults=deque(["stall"]))
     async with joined(fake) as engine:
-        chunk = asyncio.create_task(engine.generate(chunk_of(make_group(n=1).requests[0])))
+        chunk = asyncio.create_task(engine.generate(chunk_of()))
         await fake.called.wait()
         for made in used:
             assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
@@ -490,7 +486,7 @@ async def test_load_and_health() -> None:
     fake = FakeSGLang()
     async with joined(fake) as engine:
         before = await engine.load()
-        await engine.generate(chunk_of(make_group(n=1).requests[0]))
+        await engine.generate(chunk_of())
         after = await engine.load()
         assert before.used_tokens == 0
         assert before.progress != after.progress
@@ -556,10 +552,6 @@ def pooled(instance: str, namespace: str = "n", weights: str = "w1") -> dict[str
     return {"version": "1", "missing": [], "instance": instance, "pool": pool, "weights": weights}
 
 
-async def generate(engine: HttpEngine) -> None:
-    assert (await engine.generate(chunk_of(make_group(n=1).requests[0]))).ids
-
-
 async def test_an_engine_that_was_restarted_is_known_by_its_new_name() -> None:
     fake = FakeSGLang(plugin=pooled("first"))
     async with joined(fake) as engine:
@@ -602,7 +594,7 @@ async def test_an_engine_restarted_unnoticed_is_unavailable_until_it_is_compared
         restart(fake)
         fake.weight_version = "v0"
         with pytest.raises(EngineUnavailable, match="restarted"):
-            await engine.generate(chunk_of(make_group(n=1).requests[0]))
+            await generate(engine)
         with pytest.raises(EngineUnavailable, match="restarted"):
             await engine.load()
         assert "weight_version (v0, not v1)" in str(await engine.problem())
@@ -689,10 +681,10 @@ async def test_what_a_rollout_was_planned_with_must_not_change(name: str, value:
 async def test_a_chunk_is_sent_with_the_token() -> None:
     fake = FakeSGLang(api_key="secret")
     async with joined(fake, api_key="secret") as engine:
-        assert (await engine.generate(chunk_of(make_group(n=1).requests[0]))).ids
+        await generate(engine)
     async with joined(fake) as engine:
         with pytest.raises(EngineUnavailable, match="401"):
-            await engine.generate(chunk_of(make_group(n=1).requests[0]))
+            await generate(engine)
 
 
 async def test_a_server_whose_plugin_failed_is_refused_and_a_stock_one_is_not() -> None:
