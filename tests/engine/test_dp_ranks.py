@@ -1,7 +1,7 @@
 """The data-parallel ranks of a server: each is an engine, with one server behind all of them."""
 
 from collections import Counter
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -15,6 +15,7 @@ from tests.fake_sglang import FakeSGLang, serving
 from tests.support.fleets import PROMPTS, all_groups, check, rolling
 
 PLUGIN = {"version": "1", "missing": [], "instance": "i", "weights": "w"}
+TWO_RANKS: dict[str, Any] = {"dp_size": 2, "plugin": PLUGIN}
 BOTH = ["e0.dp0", "e0.dp1"]
 
 
@@ -34,23 +35,12 @@ class Uneven(FakeSGLang):
         return {**super()._load(rank), "num_used_tokens": used}
 
 
-Fake = TypeVar("Fake", bound=FakeSGLang)
-
-
-def of_two_ranks(kind: type[Fake], **more: Any) -> Fake:
-    return kind(dp_size=2, plugin=PLUGIN, **more)
-
-
-def two_ranks(**more: Any) -> FakeSGLang:
-    return of_two_ranks(FakeSGLang, **more)
-
-
 def engines_of(rollout: Rollout) -> list[str]:
     return [engine.info.engine_id for engine in rollout.fleet.engines]
 
 
 async def test_each_rank_is_described_as_an_engine_in_any_order_of_the_reply() -> None:
-    async with serving(two_ranks(tp_size=4)) as url, open_session() as session:
+    async with serving(FakeSGLang(**TWO_RANKS, tp_size=4)) as url, open_session() as session:
         infos = await describe(session, "e0", url)
     assert [info.engine_id for info in infos] == BOTH
     assert [info.server_id for info in infos] == ["e0", "e0"]
@@ -77,7 +67,7 @@ async def test_ranks_without_the_plugin_are_refused_and_a_missing_one_is_waited_
         async with serving(FakeSGLang(dp_size=2)) as url:
             with pytest.raises(EngineStartError, match="dp_size 2 without the seer-sgl plugin"):
                 await describe(session, "e0", url)
-        async with serving(of_two_ranks(Lacking)) as url:
+        async with serving(Lacking(**TWO_RANKS)) as url:
             with pytest.raises(EngineUnavailable, match=r"e0\.dp1 .* does not answer"):
                 await describe(session, "e0", url)
         async with serving(FakeSGLang(dp_size=2000)) as url:
@@ -86,7 +76,7 @@ async def test_ranks_without_the_plugin_are_refused_and_a_missing_one_is_waited_
 
 
 async def test_requests_go_to_the_ranks_that_the_driver_chose_and_stay_there() -> None:
-    fake = two_ranks(delay_s=0.001)
+    fake = FakeSGLang(**TWO_RANKS, delay_s=0.001)
     async with rolling(fake, scheduling={"max_spread": 100}) as rollout:
         assert engines_of(rollout) == BOTH
         check(await all_groups(rollout))
@@ -103,7 +93,7 @@ async def test_requests_go_to_the_ranks_that_the_driver_chose_and_stay_there() -
 
 
 async def test_a_rank_whose_kv_is_full_takes_one_chunk_while_the_other_serves() -> None:
-    fake = of_two_ranks(Uneven, delay_s=0.001)
+    fake = Uneven(**TWO_RANKS, delay_s=0.001)
     async with rolling(fake) as rollout:
         for engine in rollout.fleet.engines:
             load = await engine.load()
@@ -114,7 +104,7 @@ async def test_a_rank_whose_kv_is_full_takes_one_chunk_while_the_other_serves() 
 
 
 async def test_a_server_that_dies_takes_all_its_ranks_out() -> None:
-    fake, other = two_ranks(), FakeSGLang(plugin={**PLUGIN, "instance": "j"})
+    fake, other = FakeSGLang(**TWO_RANKS), FakeSGLang(plugin={**PLUGIN, "instance": "j"})
     fake.prompt_lens = other.prompt_lens
     fake.faults.extend(["ok"] * 6 + ["die"])
     async with rolling(fake, other) as rollout:
@@ -124,7 +114,7 @@ async def test_a_server_that_dies_takes_all_its_ranks_out() -> None:
 
 
 async def test_a_server_is_updated_once_and_all_its_ranks_have_the_weights() -> None:
-    fake = two_ranks()
+    fake = FakeSGLang(**TWO_RANKS)
     async with rolling(fake) as rollout:
         result = await rollout.backend.update_weights(WeightUpdate.from_disk("new", version="v2"))
         assert result.succeeded == BOTH
@@ -135,7 +125,7 @@ async def test_a_server_is_updated_once_and_all_its_ranks_have_the_weights() -> 
 
 
 async def test_weights_of_several_copies_come_from_disk_only() -> None:
-    fake = two_ranks()
+    fake = FakeSGLang(**TWO_RANKS)
     async with rolling(fake) as rollout:
         line = "engine e0 has dp-size 2 without enable-dp-attention"
         with pytest.raises(InputError, match=f"init_weights_update_group: {line}"):
@@ -147,7 +137,7 @@ async def test_weights_of_several_copies_come_from_disk_only() -> None:
 
 
 async def test_ranks_that_share_one_copy_of_the_model_join_a_trainers_group_once() -> None:
-    fake = two_ranks(dp_attention=True, tp_size=4)
+    fake = FakeSGLang(**TWO_RANKS, dp_attention=True, tp_size=4)
     async with rolling(fake) as rollout:
         assert [engine.info.ranks for engine in rollout.fleet.engines] == [4, 0]
         await rollout.backend.init_group(TrainerGroup.at("127.0.0.1", 1, world_size=5))
@@ -161,7 +151,7 @@ async def test_ranks_that_share_one_copy_of_the_model_join_a_trainers_group_once
 
 async def test_the_ranks_of_a_server_leave_together() -> None:
     other = FakeSGLang(plugin={**PLUGIN, "instance": "j"})
-    async with rolling(two_ranks(), other) as rollout:
+    async with rolling(FakeSGLang(**TWO_RANKS), other) as rollout:
         first, second = (rollout.backend.drain(engine_id) for engine_id in BOTH)
         assert set(rollout.backend.leaving) == set(BOTH)
         await first
@@ -172,7 +162,8 @@ async def test_the_ranks_of_a_server_leave_together() -> None:
 
 
 async def test_the_ranks_of_a_server_join_together() -> None:
-    async with rolling(FakeSGLang(plugin=PLUGIN)) as rollout, serving(two_ranks()) as url:
+    fake = FakeSGLang(**TWO_RANKS)
+    async with rolling(FakeSGLang(plugin=PLUGIN)) as rollout, serving(fake) as url:
         for _ in range(2):
             assert (await rollout.backend.join(url)).engine_id == "e1.dp0"
             assert engines_of(rollout) == ["e0", "e1.dp0", "e1.dp1"]
@@ -188,7 +179,7 @@ async def test_a_request_that_passes_through_names_the_rank() -> None:
             heard.append({http.headers.get(name) for name in RANK})
             return await super().generate(http)
 
-    async with rolling(of_two_ranks(Heard)) as rollout:
+    async with rolling(Heard(**TWO_RANKS)) as rollout:
         await end_orphans(rollout.fleet.engines, "dead")
     assert heard[0] == {"0"}
     assert heard[-1] == {"1"}
@@ -198,7 +189,8 @@ async def test_a_request_that_passes_through_names_the_rank() -> None:
 async def test_ranks_that_cannot_join_leave_the_fleet_although_the_undoing_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with rolling(FakeSGLang(plugin=PLUGIN)) as rollout, serving(two_ranks()) as url:
+    fake = FakeSGLang(**TWO_RANKS)
+    async with rolling(FakeSGLang(plugin=PLUGIN)) as rollout, serving(fake) as url:
         driver, add = rollout.backend.driver, rollout.backend.driver.add_engine
 
         def one_only(engine: Any) -> None:
