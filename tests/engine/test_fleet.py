@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import psutil
 import pytest
 from typing_extensions import override
 
 from seer_sgl.config import FleetConfig, parse, with_values
+from seer_sgl.engine.describe import describe
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.launch import local, server
 from seer_sgl.engine.launch.launcher import EngineProcess, EngineStart, Launcher
@@ -148,8 +148,7 @@ async def test_exact_engines_run_one_kernel_on_a_gpu_and_what_cannot_starts_noth
         assert "--enable-deterministic-inference" in flags
     settings.engines.sglang["attention_backend"] = "flashinfer"
     with pytest.raises(ConfigError, match=r"^engines\.sglang\.attention-backend: flashinfer, but"):
-        async with open_fleet(settings, tmp_path):
-            pass
+        await start_fleet(settings, tmp_path)
 
 
 def ids(fleet: Fleet) -> list[str]:
@@ -233,19 +232,15 @@ async def test_a_running_server_is_joined_and_outlives_the_fleet(tmp_path: Path)
             assert ids(opened) == ["e1"]
             with pytest.raises(ConfigError, match=r"engines\.launch: external starts no engines"):
                 await opened.start_engine()
-        assert (await engine_at(one)) and (await engine_at(two))
-
-
-async def engine_at(url: str) -> bool:
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/server_info") as reply:
-        return reply.status == 200
+        async with open_session() as session:
+            assert all([await describe(session, "e", url) for url in (one, two)])
 
 
 @contextlib.asynccontextmanager
-async def pooled_server(instance: str) -> AsyncIterator[str]:
-    """Runs a server with our plugin and a KV pool."""
-    pool = {"namespace": "n", "kv_bytes_per_token": 8}
-    plugin = {"version": "1", "missing": [], "instance": instance, "pool": pool}
+async def pooled_server(**state: str) -> AsyncIterator[str]:
+    """Runs a server with our plugin and a KV pool. `state`: more of what it reports of the pool."""
+    pool = {"namespace": "n", "kv_bytes_per_token": 8, **state}
+    plugin = {"version": "1", "missing": [], "instance": "one", "pool": pool}
     async with serving(FakeSGLang(plugin=plugin)) as url:
         yield url
 
@@ -264,7 +259,7 @@ async def test_an_external_engine_has_a_pool_for_us_once_its_plugin_is_linked(
     address.url = f"http://{link}/link"
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(engine(address, "one"))
-        url = await stack.enter_async_context(pooled_server("one"))
+        url = await stack.enter_async_context(pooled_server())
         opening = open_fleet(
             joined(url, link=link),
             tmp_path,
@@ -313,7 +308,7 @@ async def test_a_server_that_ends_before_its_plugin_is_linked_is_not_waited_for(
     model: Path,
 ) -> None:
     engines = config(model, "serve", count=1).engines
-    async with pooled_server("one") as url, open_session() as session:
+    async with pooled_server() as url, open_session() as session:
         fleet = Fleet(
             engines, OneServer(url), link=LinkServer(), drafts=None, session=session, restarts=[]
         )
@@ -323,19 +318,16 @@ async def test_a_server_that_ends_before_its_plugin_is_linked_is_not_waited_for(
 
 async def test_a_pool_without_a_link_is_not_used(tmp_path: Path) -> None:
     async with (
-        pooled_server("one") as url,
+        pooled_server() as url,
         open_fleet(joined(url), tmp_path) as opened,
     ):
         assert opened.engines[0].info.pool is None
 
 
 async def test_a_server_whose_pool_is_broken_is_refused_without_a_wait(tmp_path: Path) -> None:
-    pool = {"namespace": "n", "kv_bytes_per_token": 8, "broken": "the KV thread `read` ended"}
-    plugin = {"version": "1", "missing": [], "instance": "one", "pool": pool}
-    async with serving(FakeSGLang(plugin=plugin)) as url:
-        with pytest.raises(
-            EngineStartError, match=r"^engine e0 \(.*\): the KV thread `read` ended$"
-        ):
+    why = "the KV thread `read` ended"
+    async with pooled_server(broken=why) as url:
+        with pytest.raises(EngineStartError, match=rf"^engine e0 \(.*\): {why}$"):
             await start_fleet(joined(url), tmp_path)
 
 
@@ -347,12 +339,10 @@ async def test_a_link_that_cannot_be_is_named_before_any_engine_is_asked(
         taken.listen()
         config = joined("http://127.0.0.1:9", link=f"127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(ConfigError, match=r"engines\.link: set SEER_SGL_LINK_TOKEN"):
-            async with open_fleet(config, tmp_path):
-                pass
+            await start_fleet(config, tmp_path)
         monkeypatch.setenv(contract.LINK_TOKEN, "secret")
         with pytest.raises(ConfigError, match=r"engines\.link: port \d+: Address already in use"):
-            async with open_fleet(config, tmp_path):
-                pass
+            await start_fleet(config, tmp_path)
 
 
 async def test_a_missing_sglang_is_one_line_before_anything_starts(
@@ -360,8 +350,7 @@ async def test_a_missing_sglang_is_one_line_before_anything_starts(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^SGLang is not installed; `seer-sgl doctor` prints"):
-        async with open_fleet(parse({"model": {"path": str(tmp_path)}}).fleet, tmp_path):
-            pass
+        await start_fleet(parse({"model": {"path": str(tmp_path)}}).fleet, tmp_path)
     with pytest.raises(ConfigError, match=r"^SGLang is not installed"):
         exec_engine(["--help"])
 
