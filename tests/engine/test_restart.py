@@ -16,11 +16,12 @@ from seer_sgl import Rollout
 from seer_sgl.backend.weights import WeightUpdate
 from seer_sgl.config import parse
 from seer_sgl.driver.health import State
-from seer_sgl.engine.fleet import Fleet, open_fleet
+from seer_sgl.engine.fleet import open_fleet
 from seer_sgl.engine_types import ServerPhase
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.processes import restarts
 from seer_sgl.processes.child import OwnedProcess
+from seer_sgl.types import Group
 from tests.support.launched import (
     RESTARTING,
     all_groups,
@@ -37,6 +38,17 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fake_servers", "nothing_left")]
 
 
+async def running_struck(
+    rollout: Rollout, starts: Path, strike: Callable[[Path, str], object] = kill
+) -> asyncio.Task[list[Group]]:
+    """Begins to roll out, and strikes the last engine when it has chunks; returns the rollout."""
+    last = rollout.engines[-1]
+    running = asyncio.create_task(all_groups(rollout))
+    await until(lambda: rollout.driver.in_flight(last.engine_id))
+    strike(starts, last.url)
+    return running
+
+
 async def struck(
     rollout: Rollout, starts: Path, strike: Callable[[Path, str], object]
 ) -> dict[str, Any]:
@@ -45,9 +57,7 @@ async def struck(
     Returns the report of the first rollout.
     """
     url = rollout.engines[1].url
-    running = asyncio.create_task(all_groups(rollout))
-    await until(lambda: rollout.driver.in_flight("e1"))
-    strike(starts, url)
+    running = await running_struck(rollout, starts, strike)
     check(await running)
     report = rollout.report()
     await until(lambda: started(starts, url) == 2)
@@ -118,9 +128,7 @@ async def test_the_only_engine_may_die_and_the_rollout_waits_for_it(
     starts = tmp_path / "starts"
     settings = config(model, starts, engines={"count": 1, "recovery_timeout_s": 0.1})
     async with rolling(settings, tmp_path) as rollout:
-        running = asyncio.create_task(all_groups(rollout))
-        await until(lambda: rollout.driver.in_flight("e0"))
-        kill(starts, rollout.engines[0].url)
+        running = await running_struck(rollout, starts)
         check(await running)
 
 
@@ -130,9 +138,7 @@ async def test_an_engine_that_fails_to_start_is_quarantined_with_the_reason(
     starts = tmp_path / "starts"
     async with rolling(config(model, starts, "once"), tmp_path) as rollout:
         url = rollout.engines[1].url
-        running = asyncio.create_task(all_groups(rollout))
-        await until(lambda: rollout.driver.in_flight("e1"))
-        kill(starts, url)
+        running = await running_struck(rollout, starts)
         engine = rollout.fleet.engines[1]
         await until(lambda: engine.server.phase is ServerPhase.QUARANTINED)
         await until(lambda: rollout.driver.states()[1].state is State.QUARANTINED)
@@ -167,9 +173,7 @@ async def test_the_rollout_ends_with_the_reason_when_no_engine_can_come_back(
     starts = tmp_path / "starts"
     engines = {"count": 1, "recovery_timeout_s": 0.2}
     async with rolling(config(model, starts, "once", engines=engines), tmp_path) as rollout:
-        running = asyncio.create_task(all_groups(rollout))
-        await until(lambda: rollout.driver.in_flight("e0"))
-        kill(starts, rollout.engines[0].url)
+        running = await running_struck(rollout, starts)
         with pytest.raises(RolloutError, match=r"no engine has served .* it failed 5 times in a"):
             await running
 
@@ -264,7 +268,6 @@ async def test_an_engine_removed_while_it_restarts_leaves_nothing(
     model: Path, tmp_path: Path
 ) -> None:
     starts = tmp_path / "starts"
-    fleet: Fleet
     async with open_fleet(parse(config(model, starts)).fleet, tmp_path / "logs") as fleet:
         engine = fleet.engines[1]
         kill(starts, engine.info.url)
@@ -291,11 +294,9 @@ async def test_a_start_without_descriptors_is_a_failed_start(
     settings = config(model, starts, engines={"count": 1, "recovery_timeout_s": 5})
     async with rolling(settings, tmp_path) as rollout:
         url = rollout.engines[0].url
-        running = asyncio.create_task(all_groups(rollout))
-        await until(lambda: rollout.driver.in_flight("e0"))
         monkeypatch.setattr(OwnedProcess, "start", exhausted)
-        kill(starts, url)
         async with asyncio.timeout(60):
-            check(await running)
+            running = await running_struck(rollout, starts)
+        check(await running)
     assert len(failures) == 2
     assert started(starts, url) == 2
