@@ -1,6 +1,5 @@
 """An engine's end of the link, and what a server passes on."""
 
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -16,21 +15,16 @@ from tests.support.waiting import DEADLINE_S, until
 
 
 class Engine(Link):
-    """An engine's end of the link, with flags for its connection and its end."""
+    """An engine's end of the link, with a flag for its connection."""
 
     def __init__(self, url: str, token: str, hello: Hello) -> None:
         self.received: list[messages.ToEngine] = []
         self.talks = False
-        self.over = threading.Event()
         super().__init__(url, token, hello, SOON)
         self.on(Forget, self.received.append)
         self.on(Deltas, self.received.append)
         self.on(Want, self.received.append)
         self.on(Done, self.received.append)
-
-    def _run(self) -> None:
-        super()._run()
-        self.over.set()
 
     async def _converse(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.talks = True
@@ -50,7 +44,7 @@ async def engine(
         yield made
     finally:
         made.close()
-        await until(made.over.is_set)
+        await until(lambda: not made.thread.is_alive())
 
 
 @asynccontextmanager
