@@ -19,7 +19,11 @@ from seer_sgl.types import Prompt, Sampling
 class FakeTokenizer:
     vocab_size = 50
 
+    def __init__(self) -> None:
+        self.lengths: list[int] = []  # of the texts that it was given
+
     def encode(self, text: str) -> "array[int]":
+        self.lengths.append(len(text))
         return array("i", [len(word) for word in text.split()])
 
     def apply_chat_template(self, messages: list[dict[str, Any]]) -> "array[int]":
@@ -60,23 +64,16 @@ def test_text_messages_and_ids_behind_a_byte_order_mark(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["ab ", "a" * 50_000 + " "])
 def test_a_very_long_text_is_read_whole_only_if_it_may_fit(word: str) -> None:
-    lengths: list[int] = []
-
-    class Counting(FakeTokenizer):
-        def encode(self, text: str) -> "array[int]":
-            lengths.append(len(text))
-            return super().encode(text)
-
-    tokenizer: Any = Counting()
+    tokenizer: Any = FakeTokenizer()
     text = (word * (1 + 20 * PIECE // len(word)))[: 20 * PIECE]
     prompts = PromptReader(4, tokenizer, None, 100).each([text], "groups", {})
     if word == "ab ":
         with pytest.raises(PromptError, match="more than 200 prompt tokens; the engines"):
             list(prompts)
-        assert lengths == [PIECE]
+        assert tokenizer.lengths == [PIECE]
     else:
         assert len(next(iter(prompts)).prompt_ids) == len(text.split())
-        assert lengths == [*[PIECE] * 20, 20 * PIECE]
+        assert tokenizer.lengths == [*[PIECE] * 20, 20 * PIECE]
 
 
 @pytest.mark.parametrize("shown", [True, False])
@@ -84,13 +81,8 @@ def test_a_chat_far_beyond_the_context_is_refused_by_the_first_pieces_of_its_tex
     shown: bool,
 ) -> None:
     """A template may leave long messages out: then the chat is read."""
-    lengths: list[int] = []
 
     class Chats(FakeTokenizer):
-        def encode(self, text: str) -> "array[int]":
-            lengths.append(len(text))
-            return super().encode(text)
-
         def chat_text(self, messages: list[dict[str, Any]]) -> str:
             return str(messages[0 if shown else -1]["content"])
 
@@ -104,10 +96,10 @@ def test_a_chat_far_beyond_the_context_is_refused_by_the_first_pieces_of_its_tex
     if shown:
         with pytest.raises(PromptError, match=r"groups\[0\]: more than 200 prompt tokens"):
             list(prompts)
-        assert lengths == [PIECE]
+        assert tokenizer.lengths == [PIECE]
     else:
         assert list(next(iter(prompts)).prompt_ids) == [1, 2]
-        assert lengths == [4]
+        assert tokenizer.lengths == [4]
 
 
 def test_limit_takes_the_first_prompts(tmp_path: Path) -> None:
