@@ -195,20 +195,10 @@ async def test_a_journal_in_use_is_refused_with_the_process(path: Path) -> None:
                 await rolled(it.config, resume=path)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "no journal is there"),
-        (b"", "it is empty; nothing is there to resume"),
-    ],
-)
-async def test_a_folder_without_a_journal_is_refused(
-    tmp_path: Path, content: bytes | None, message: str
-) -> None:
+async def test_an_empty_journal_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_bytes(b"")
     async with fakes() as it:
-        if content is not None:
-            (tmp_path / "journal").write_bytes(content)
-        with pytest.raises(JournalError, match=message):
+        with pytest.raises(JournalError, match="it is empty; nothing is there to resume"):
             await rolled(it.config, resume=tmp_path)
 
 
