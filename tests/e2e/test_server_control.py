@@ -19,10 +19,12 @@ def requests() -> list[dict[str, Any]]:
     return [body(ids, n) for n, ids in enumerate(prompts(4) * 3)]
 
 
-async def under_way(it: Served, count: int) -> None:
-    """Waits until so many chunks have come back."""
-    generation = it.service.generation
-    await until(lambda: sum(each.totals.chunks for each in generation._answers.values()) >= count)
+async def begun(it: Served, bodies: Sequence[dict[str, Any]]) -> list["asyncio.Task[Any]"]:
+    """Begins requests; waits until twelve chunks have come back."""
+    answers = it.service.generation._answers
+    tasks = [asyncio.create_task(it.generate(**each)) for each in bodies]
+    await until(lambda: sum(each.totals.chunks for each in answers.values()) >= 12)
+    return tasks
 
 
 def ended(tasks: Sequence["asyncio.Task[Any]"]) -> int:
@@ -38,8 +40,7 @@ async def test_a_pause_changes_no_token(engine_urls: list[str], mode: str) -> No
     forwarded["sampling_params"] |= {"regex": "[0-9+]{300,400}", "ignore_eos": False}
     (alone,) = await undivided(engine_urls[0], [forwarded])
     async with serving(engine_urls, LIMIT) as it:
-        tasks = [asyncio.create_task(it.generate(**each)) for each in [*requests(), forwarded]]
-        await under_way(it, 12)
+        tasks = await begun(it, [*requests(), forwarded])
         for _ in range(2):
             assert (await it.post("/pause_generation", mode=mode))[0] == 200
             await until(lambda: ended(tasks) + it.service.generation.in_progress == len(tasks))
@@ -59,8 +60,7 @@ async def test_all_requests_end_with_a_part_of_the_expected_tokens(
 ) -> None:
     expected = await undivided(engine_urls[0], requests())
     async with serving(engine_urls, LIMIT) as it:
-        tasks = [asyncio.create_task(it.generate(**each)) for each in requests()]
-        await under_way(it, 12)
+        tasks = await begun(it, requests())
         fields = {"abort_all": True} if how == "abort_request" else {"mode": "abort"}
         assert (await it.post(f"/{how}", **fields))[0] == 200
         replies = await asyncio.gather(*tasks)
@@ -77,8 +77,7 @@ async def test_all_requests_end_with_a_part_of_the_expected_tokens(
 async def test_memory_is_released_and_resumed_any_number_of_times(engine_urls: list[str]) -> None:
     expected = await undivided(engine_urls[0], requests())
     async with serving(engine_urls, LIMIT) as it:
-        tasks = [asyncio.create_task(it.generate(**each)) for each in requests()]
-        await under_way(it, 12)
+        tasks = await begun(it, requests())
         for tags in (["kv_cache"], ["kv_cache"], ["kv_cache", "weights"]):
             status, answer = await it.post("/release_memory_occupation", tags=tags)
             assert status == 200, answer

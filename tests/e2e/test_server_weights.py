@@ -32,7 +32,6 @@ from tests.server.helpers import Served
 from tests.support.waiting import until
 
 RANKS = each_rank_on_a_core()
-DISK = "/update_weights_from_disk"
 
 
 @pytest.fixture(scope="module")
@@ -135,10 +134,12 @@ async def loaded(it: Served) -> str | None:
     return weights
 
 
-async def restored(it: Served, version: str) -> None:
-    """Puts the first weights back: later tests find what was there."""
-    fields = {"model_path": str(MODEL), "weight_version": version}
-    assert (await it.post(DISK, **fields))[0] == 200
+async def updated(it: Served, model: Path, version: str) -> Any:
+    """Updates the weights from a model's folder; returns the answer, whose status must be 200."""
+    fields = {"model_path": str(model), "weight_version": version}
+    status, answer = await it.post("/update_weights_from_disk", **fields)
+    assert status == 200, answer
+    return answer
 
 
 @pytest.mark.shared_engines
@@ -148,14 +149,13 @@ async def test_after_an_update_from_disk_no_token_is_from_the_old_weights(
     async with serving(engine_urls, LIMIT) as it:
         old, load = it.service.version(), Load(it)
         await load.start(engine_urls[0])
-        status, answer = await it.post(DISK, model_path=str(other_model), weight_version="new")
-        assert status == 200, answer
+        await updated(it, other_model, "new")
         try:
             await load.assert_switched(engine_urls[1], old, "new")
             await load.assert_ties_alone_may_differ(engine_urls[1])
             await loaded(it)
         finally:
-            await restored(it, old)
+            await updated(it, MODEL, old)  # later tests find what was there
 
 
 @pytest.mark.long
@@ -181,11 +181,10 @@ async def test_after_an_update_by_a_trainer_no_token_is_from_the_old_weights(
             if session or kind == "tensor":  # else the second bucket is a second update
                 await load.assert_switched(engine_urls[1], old, "new")
             from_trainer = await loaded(it)
-            fields = {"model_path": str(other_model), "weight_version": "the same"}
-            assert (await it.post(DISK, **fields))[0] == 200
+            await updated(it, other_model, "the same")
             assert await loaded(it) == from_trainer, "the trainer has sent all weights"
         finally:
-            await restored(it, old)
+            await updated(it, MODEL, old)  # later tests find what was there
 
 
 @pytest.mark.long
@@ -237,8 +236,8 @@ async def test_an_engine_killed_between_begin_and_end_is_stale_and_the_other_ser
             await load.start(urls[1])
             assert (await it.post("/begin_weight_update"))[0] == 200
             first.close()  # it is killed
-            status, answer = await it.post(DISK, model_path=str(other_model), weight_version="new")
-            assert (status, answer["engines"]["e0"]["status"]) == (200, None), answer
+            answer = await updated(it, other_model, "new")
+            assert answer["engines"]["e0"]["status"] is None, answer
             status, answer = await it.post("/end_weight_update")
             assert status == 200, answer
             assert list(it.service.driver.stale) == ["e0"]
@@ -254,7 +253,6 @@ async def test_an_engine_killed_between_begin_and_end_is_stale_and_the_other_ser
             stack.enter_context(servers(urls[:1], [SERVER_FLAGS], logs[2]))
             await until(lambda: polls.of["e0"] >= 3)
             assert not it.service.serves("e0"), "it has the first weights"
-            fields = {"model_path": str(other_model), "weight_version": "newer"}
-            assert (await it.post(DISK, **fields))[0] == 200
+            await updated(it, other_model, "newer")
             await until(lambda: it.service.serves("e0"))
             await loaded(it)

@@ -34,6 +34,13 @@ class Recording:
         return self._turns[-1]
 
 
+def body_of(turn: Sample) -> dict[str, Any]:
+    """Returns the body of /generate of an undivided turn."""
+    own = {"sampling_seed": turn.seed, "stop": STOPS, "max_new_tokens": 1500}
+    ids = turn.prompt_ids.tolist()
+    return {"input_ids": ids, "sampling_params": SAMPLING | own, "return_logprob": True}
+
+
 async def test_turns_with_a_tool_equal_calls_of_a_plain_engine(rig: Rig) -> None:
     turns: list[Sample] = []
     config = rig.fleet(
@@ -56,21 +63,8 @@ async def test_turns_with_a_tool_equal_calls_of_a_plain_engine(rig: Rig) -> None
     assert sum(len(set(turn.engines)) > 1 for turn in turns) > calls / 2, "turns moved"
     assert any(map(has_accepted_draft, turns)), "drafts were accepted"
     async with aiohttp.ClientSession() as session:
-        plain = await asyncio.gather(
-            *(
-                draw(
-                    session,
-                    rig.plain,
-                    {
-                        "input_ids": turn.prompt_ids.tolist(),
-                        "sampling_params": SAMPLING
-                        | {"sampling_seed": turn.seed, "stop": STOPS, "max_new_tokens": 1500},
-                        "return_logprob": True,
-                    },
-                )
-                for turn in turns
-            )
-        )
+        calls_of_plain = (draw(session, rig.plain, body_of(turn)) for turn in turns)
+        plain = await asyncio.gather(*calls_of_plain)
     for turn, alone in zip(turns, plain, strict=True):
         count = turn.response_length
         assert turn.response_ids.tolist() == alone.tokens[:count]
