@@ -52,10 +52,10 @@ def moe_model(parent: Path, factor: float = 1.0) -> Path:
     return folder
 
 
-def moe_prompts(count: int, length: int = 40) -> list[dict[str, Any]]:
+def moe_prompts(count: int) -> list[dict[str, Any]]:
     """Returns prompts of random tokens, of several lengths."""
     draw = random.Random(3)
-    ids = [[draw.randrange(5, 250) for _ in range(length + 7 * i)] for i in range(count)]
+    ids = [[draw.randrange(5, 250) for _ in range(40 + 7 * i)] for i in range(count)]
     return [{"id": f"p{i}", "prompt_ids": each} for i, each in enumerate(ids)]
 
 

@@ -60,7 +60,7 @@ def test_a_killed_engine_costs_no_sample_and_a_killed_driver_leaves_no_engine(
 
 
 @pytest.mark.process
-def test_seer_sgl_engine_refuses_what_cannot_work(tmp_path: Path) -> None:
+def test_seer_sgl_engine_refuses_what_cannot_work() -> None:
     def refused(*flags: str) -> str:
         done = subprocess.run(
             [*SEER_SGL, "engine", *flags], capture_output=True, text=True, check=False, cwd=ROOT
@@ -70,8 +70,6 @@ def test_seer_sgl_engine_refuses_what_cannot_work(tmp_path: Path) -> None:
 
     assert refused() == "seer-sgl: engine: --model-path is missing"
     assert refused("--model-path", "/nowhere") == "seer-sgl: model.path: /nowhere does not exist"
-    empty = refused("--model-path", str(tmp_path))
-    assert empty == f"seer-sgl: model.path: {tmp_path} has no config.json"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

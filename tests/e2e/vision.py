@@ -61,15 +61,14 @@ def data_url(seed: int, size: tuple[int, int] = SIZES[0]) -> str:
     return f"data:image/png;base64,{base64.b64encode(png(seed, *size)).decode()}"
 
 
-def vision_prompts(folder: Path, count: int, first_image: int = 0) -> list[dict[str, Any]]:
+def vision_prompts(folder: Path, count: int) -> list[dict[str, Any]]:
     """Returns prompts of random tokens with one or two images each."""
     draw, mark = random.Random(3), marks(folder)
     prompts = []
     for number in range(count):
         ids, images = _text(draw, 12 + 5 * number), []
         for each in range(1 + number % 3 // 2):
-            image = first_image + 10 * number + each
-            images.append(data_url(image, SIZES[(number + each) % len(SIZES)]))
+            images.append(data_url(10 * number + each, SIZES[(number + each) % len(SIZES)]))
             ids += [mark["vision_start_token_id"], mark["image_token_id"]]
             ids += [mark["vision_end_token_id"], *_text(draw, 6)]
         prompts.append({"id": f"p{number}", "prompt_ids": ids, "image_data": images})

@@ -35,9 +35,7 @@ def excess(count: int, tier: str | None) -> str | None:
 
 
 @pytest.fixture(scope="session")
-def counted_starts(
-    pytestconfig: pytest.Config,
-) -> Iterator[None]:
+def counted_starts(pytestconfig: pytest.Config) -> Iterator[None]:
     """Makes each engine that is started during the session add a line to a file."""
     handle, name = tempfile.mkstemp(prefix="engine-starts-")
     os.close(handle)

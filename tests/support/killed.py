@@ -40,15 +40,8 @@ async def driver(folder: Path, *options: str, limit: int | None = None) -> Async
     """Runs the command of a rollout. limit: of its open files."""
     limited = () if limit is None else ("sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh")
     process = await asyncio.create_subprocess_exec(
-        *(
-            *limited,
-            sys.executable,
-            "-m",
-            "seer_sgl",
-            "rollout",
-            "--config",
-            str(folder / "config.yaml"),
-        ),
+        *(*limited, sys.executable, "-m", "seer_sgl", "rollout"),
+        *("--config", str(folder / "config.yaml")),
         *("--out", str(folder / "out"), *options),
         stderr=asyncio.subprocess.PIPE,
     )
