@@ -60,12 +60,6 @@ def reference(rig: Rig) -> Samples:
     return asyncio.run(rig.undivided(prompts()))
 
 
-@pytest.fixture
-def fleet(rig: Rig) -> dict[str, Any]:
-    """Returns the config of two drafting engines with a pool."""
-    return rig.fleet()
-
-
 @contextlib.asynccontextmanager
 async def opened(config: dict[str, Any], **options: Any) -> AsyncIterator[Rollout]:
     async with Rollout(config, **options) as rollout:

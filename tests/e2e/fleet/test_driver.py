@@ -56,12 +56,12 @@ async def all_samples(run: Run) -> list[Sample]:
 
 
 async def test_as_many_ways_to_sample_as_groups_and_none_changes_a_token(
-    reference: Samples, fleet: dict[str, Any], tmp_path: Path
+    reference: Samples, rig: Rig, tmp_path: Path
 ) -> None:
     # Drafts from a history do not depend on the progress of siblings, which a busy machine delays.
     history = tmp_path / "history.jsonl"
     history.write_bytes(b"\n".join(map(encode_sample, reference.values())))
-    drafting = {**fleet, "draft": {**fleet["draft"], "history": str(history)}}
+    drafting = rig.fleet(draft={"history": str(history)})
     async with opened(drafting, placement=AlwaysElsewhere(fetch=True)) as rollout:
         groups = [group async for group in rollout.run(prompts())]
         report = rollout.report()
@@ -117,9 +117,9 @@ async def used_tokens(engines: Sequence[Any]) -> list[int]:
 
 
 async def test_aborts_keep_a_beginning_of_the_undisturbed_runs_tokens(
-    reference: Samples, fleet: dict[str, Any]
+    reference: Samples, rig: Rig
 ) -> None:
-    async with opened(fleet) as rollout:
+    async with opened(rig.fleet()) as rollout:
         driver, engines = rollout.driver, rollout.fleet.engines
         aborter = Aborter(driver, 3)
         run = aborter.run = driver.submit(groups_for(rollout, "aborts"), [aborter])
@@ -168,10 +168,10 @@ class Moves(Observer):
 
 
 async def test_a_fleet_of_two_becomes_three_and_then_one_and_no_token_changes(
-    reference: Samples, fleet: dict[str, Any], rig: Rig
+    reference: Samples, rig: Rig
 ) -> None:
     moves = Moves()
-    async with opened(fleet) as rollout, open_session() as session:
+    async with opened(rig.fleet()) as rollout, open_session() as session:
         driver = rollout.driver
         run = driver.submit(groups_for(rollout, "moves"), [moves])
         rolled = asyncio.create_task(all_samples(run))
@@ -203,10 +203,10 @@ class Streams(Observer):
 
 
 async def test_two_callers_with_equal_ids_one_watches_and_one_leaves_half_way(
-    reference: Samples, fleet: dict[str, Any]
+    reference: Samples, rig: Rig
 ) -> None:
     streams = Streams()
-    async with opened(fleet) as rollout:
+    async with opened(rig.fleet()) as rollout:
         driver = rollout.driver
         groups = groups_for(rollout, "stays")
         for group in groups[::2]:

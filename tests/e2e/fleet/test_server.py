@@ -92,14 +92,12 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert logprob == pytest.approx(expected, abs=LOGPROB_TOLERANCE)
 
 
-async def test_each_reply_to_requests_of_different_sampling_is_sglangs(
-    fleet: dict[str, Any], rig: Rig
-) -> None:
+async def test_each_reply_to_requests_of_different_sampling_is_sglangs(rig: Rig) -> None:
     """test_driver.py runs all kinds; here each draw and each end comes twice."""
     requests = [body for i, body in enumerate(bodies()) if (i // 8 - i) % 8 in (0, 3)]
     async with aiohttp.ClientSession() as session:
         theirs = await asyncio.gather(*(answer(session, rig.plain, body) for body in requests))
-        async with through_us(fleet, AlwaysElsewhere(fetch=True)) as it:
+        async with through_us(rig.fleet(), AlwaysElsewhere(fetch=True)) as it:
             ours = await asyncio.gather(
                 *(
                     answer(session, it.url, {**body, "stream": i % 2 == 1 and dividable(body)})
@@ -127,23 +125,20 @@ async def test_each_reply_to_requests_of_different_sampling_is_sglangs(
     assert now.sum("seer_chunk_errors_total") == 0
 
 
-async def test_a_batch_with_n_is_sglangs(fleet: dict[str, Any], rig: Rig) -> None:
+async def test_a_batch_with_n_is_sglangs(rig: Rig) -> None:
     params = {"max_new_tokens": LONGEST, "sampling_seed": 5, "temperature": 0.8, "n": 8}
     prompts = [body["text"] for body in bodies()[:2]]
     body = {"text": prompts, "sampling_params": params, "return_logprob": True}
-    async with aiohttp.ClientSession() as session, through_us(fleet) as it:
+    async with aiohttp.ClientSession() as session, through_us(rig.fleet()) as it:
         theirs, ours = [await answer(session, url, body) for url in (rig.plain, it.url)]
     assert len(ours) == len(theirs) == 2 * 8
     for mine, other in zip(ours, theirs, strict=True):
         assert_same(mine, other)
 
 
-async def test_siblings_that_come_one_by_one_are_drafted_from_one_another(
-    fleet: dict[str, Any],
-) -> None:
+async def test_siblings_that_come_one_by_one_are_drafted_from_one_another(rig: Rig) -> None:
     siblings, chosen = 8, bodies()[:4]
-    scheduling = fleet["scheduling"] | {"max_inflight_per_engine": 2}
-    few_at_once = fleet | {"scheduling": scheduling}
+    few_at_once = rig.fleet(scheduling={"max_inflight_per_engine": 2})
     prompts = [
         [
             {
@@ -203,13 +198,13 @@ async def sibling_drafts(it: Served) -> int:
     return total
 
 
-async def test_turns_of_a_session_prefer_the_engine_with_their_kv(fleet: dict[str, Any]) -> None:
+async def test_turns_of_a_session_prefer_the_engine_with_their_kv(rig: Rig) -> None:
     """The first turns of two sessions run at once, on an engine each. Every later turn runs alone:
     without a preference, all of them would run on the first engine."""
     asked = {"one": [1] + [7] * 200, "other": [1] + [8] * 200}
     engines: defaultdict[str, set[str]] = defaultdict(set)
     cached: defaultdict[str, list[int]] = defaultdict(list)
-    async with through_us(fleet) as it:
+    async with through_us(rig.fleet()) as it:
 
         async def take_turn(session: str, turn: int) -> None:
             reply = await it.generate(
