@@ -365,9 +365,10 @@ async def test_a_refused_connection_is_unavailable() -> None:
         gone = HttpEngine(engine.info, session)
         with pytest.raises(EngineUnavailable, match="engine e0"):
             await gone.generate(chunk_of())
-        for call in (gone.load, gone.drafting):
-            with pytest.raises(EngineUnavailable):
-                await call()
+        with pytest.raises(EngineUnavailable):
+            await gone.load()
+        with pytest.raises(EngineUnavailable):
+            await gone.drafting()
         assert "Cannot connect" in str(await gone.problem())
         dead = HttpEngine(engine.info, session, lambda: ServerState(why="it ended, status 3"))
         with pytest.raises(EngineUnavailable, match=r"engine e0 .*: it ended, status 3"):

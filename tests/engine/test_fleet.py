@@ -239,7 +239,7 @@ async def test_a_running_server_is_joined_and_outlives_the_fleet(tmp_path: Path)
 @contextlib.asynccontextmanager
 async def pooled_server(**state: str) -> AsyncIterator[str]:
     """Runs a server with our plugin and a KV pool. `state`: more of what it reports of the pool."""
-    pool = {"namespace": "n", "kv_bytes_per_token": 8, **state}
+    pool: dict[str, Any] = {"namespace": "n", "kv_bytes_per_token": 8, **state}
     plugin = {"version": "1", "missing": [], "instance": "one", "pool": pool}
     async with serving(FakeSGLang(plugin=plugin)) as url:
         yield url
