@@ -42,7 +42,6 @@ class Stream:
         return await self._served.post(path, group_id=group_id, **more)
 
     async def progress(self) -> Any:
-        """Returns the progress."""
         return await get(self._served, f"/rollout/{self.rollout_id}")
 
 
@@ -53,6 +52,12 @@ async def rollout(served: Served, groups: Any, **options: Any) -> AsyncIterator[
     async with served.session.post(f"{served.url}/rollout", json=body) as reply:
         assert reply.status == 200, await reply.text()
         yield Stream(served, reply)
+
+
+async def lines_of(served: Served, groups: Any, **options: Any) -> list[dict[str, Any]]:
+    """Returns all lines of a rollout with SEED."""
+    async with rollout(served, groups, **options) as stream:
+        return await stream.rest()
 
 
 async def get(served: Served, path: str, status: int = 200) -> Any:

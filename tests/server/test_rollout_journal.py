@@ -14,7 +14,7 @@ from tests.fake_sglang import FakeSGLang
 from tests.rollout.fakes import Fakes, JournalNow, fakes, journal_now, rolled
 
 from .helpers import Served, served_config, whole
-from .rollout_client import SEED, assert_exact, get, groups_of, prompts, rollout
+from .rollout_client import SEED, assert_exact, get, groups_of, lines_of, prompts, rollout
 from .scrape import scraped
 
 LIMIT = 40
@@ -71,11 +71,8 @@ async def test_a_server_restarted_continues_with_a_rollout(tmp_path: Path) -> No
             assert len(before) == 2
         kept, calls = await unlocked(path), len(it.seeds())
         assert kept.finished
-        async with (
-            server(it, tmp_path) as second,
-            rollout(second, GROUPS, journal="step-1") as stream,
-        ):
-            lines = await stream.rest()
+        async with server(it, tmp_path) as second:
+            lines = await lines_of(second, GROUPS, journal="step-1")
         assert not kept.finished & set(it.seeds()[calls:])
         assert_whole(lines, it.servers[0])
         again = await unlocked(path)
@@ -84,25 +81,18 @@ async def test_a_server_restarted_continues_with_a_rollout(tmp_path: Path) -> No
         assert len(again.finished) == len(GROUPS) * N
 
 
-async def test_a_complete_rollout_is_delivered_again_without_a_chunk(tmp_path: Path) -> None:
+async def test_a_complete_rollout_is_delivered_again_without_a_chunk_and_counted_once(
+    tmp_path: Path,
+) -> None:
     async with fakes() as it, server(it, tmp_path) as served:
-        async with rollout(served, GROUPS, journal="step-1") as stream:
-            first = groups_of(await stream.rest())
+        first = groups_of(await lines_of(served, GROUPS, journal="step-1"))
         await unlocked(tmp_path / "step-1")
         calls = len(it.seeds())
-        async with rollout(served, GROUPS, journal="step-1") as stream:
-            lines = await stream.rest()
+        lines = await lines_of(served, GROUPS, journal="step-1")
         assert_whole(lines, it.servers[0])
         assert groups_of(lines) == first
         assert len(it.seeds()) == calls
-
-
-async def test_restored_samples_do_not_end_again_in_the_metrics(tmp_path: Path) -> None:
-    async with fakes() as it, server(it, tmp_path) as served:
-        for _ in range(2):
-            async with rollout(served, GROUPS, journal="step-1") as stream:
-                assert_whole(await stream.rest(), it.servers[0])
-            await unlocked(tmp_path / "step-1")
+        await unlocked(tmp_path / "step-1")
         now = await scraped(served)
     samples = len(GROUPS) * N
     assert now.sum("seer_requests_ended_total") == samples
@@ -115,8 +105,7 @@ async def test_with_a_target_restored_groups_count_first(tmp_path: Path) -> None
     async with fakes(delay_s=0.01) as it, server(it, tmp_path) as served:
         before = await some(served, 2, target_groups=3)
         await unlocked(tmp_path / "step-1")
-        async with rollout(served, GROUPS, journal="step-1", target_groups=3) as stream:
-            lines = await stream.rest()
+        lines = await lines_of(served, GROUPS, journal="step-1", target_groups=3)
         assert lines[-1]["state"] == "target"
         assert before <= set(lines[-1]["group_ids"])
         assert len(lines[-1]["group_ids"]) == 3
@@ -175,11 +164,9 @@ async def test_a_refused_reject_does_not_shift_the_journal(tmp_path: Path) -> No
                 if line["event"] == "group" and line["group_id"] == "g8":
                     break
         kept, calls = await unlocked(tmp_path / "step-1"), len(it.seeds())
-        async with (
-            server(it, tmp_path) as served,
-            rollout(served, [*GROUPS, more[2]], journal="step-1") as stream,
-        ):
-            groups_again = groups_of(await stream.rest())
+        async with server(it, tmp_path) as served:
+            again = await lines_of(served, [*GROUPS, more[2]], journal="step-1")
+            groups_again = groups_of(again)
         assert sorted(groups_again) == ["g0", "g1", "g2", "g3", "g4", "g5", "g8"]
         assert kept.finished
         assert not kept.finished & set(it.seeds()[calls:])
@@ -200,8 +187,7 @@ async def test_a_client_that_left_gets_the_samples_of_unfinished_groups_again(
                 if len(first) == 3:
                     break
         await unlocked(tmp_path / "step-1")
-        async with rollout(served, GROUPS, **options) as stream:
-            lines = await stream.rest()
+        lines = await lines_of(served, GROUPS, **options)
     samples = [line for line in lines if line["event"] == "sample"]
     assert len({(line["group_id"], line["index"]) for line in samples}) == len(samples)
     assert len(samples) == len(GROUPS) * N
@@ -221,8 +207,7 @@ async def test_a_journal_is_removed_unless_a_rollout_uses_it(tmp_path: Path) -> 
             assert await removed(served, "step-1") == 409
         await unlocked(tmp_path / "step-1")
         assert await removed(served, "step-1") == 200
-        async with rollout(served, GROUPS, journal="step-1") as stream:
-            lines = await stream.rest()
+        lines = await lines_of(served, GROUPS, journal="step-1")
         assert lines[0]["resumed"] is None
         assert_whole(lines, it.servers[0])
 
@@ -236,11 +221,8 @@ async def removed(served: Served, name: str) -> int:
 
 async def test_a_rollout_that_reached_its_target_is_not_complete(tmp_path: Path) -> None:
     async with fakes(delay_s=0.01, max_running_requests=2) as it:
-        async with (
-            server(it, tmp_path) as served,
-            rollout(served, GROUPS, journal="step-1", target_groups=2) as stream,
-        ):
-            end = (await stream.rest())[-1]
+        async with server(it, tmp_path) as served:
+            end = (await lines_of(served, GROUPS, journal="step-1", target_groups=2))[-1]
             assert end["state"] == "target"
             assert end["unfinished_groups"] > 0
         await unlocked(tmp_path / "step-1")
