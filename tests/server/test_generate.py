@@ -58,36 +58,30 @@ async def test_a_batch_with_n_is_a_list_in_order_and_each_prompt_one_group() -> 
         assert [token for _, token, _ in logprobs] == each["output_ids"]
 
 
-async def test_a_stream_grows_to_the_undivided_response() -> None:
-    fake = FakeSGLang(longest=1000)
-    async with served(fake) as it:
-        parts = await events(it, **body(77 << 7, return_logprob=True))
-    ids = [part["output_ids"] for part in parts]
-    assert ids[-1] == whole(77 << 7, len(PROMPT), fake, LIMIT)
-    assert len(ids) > LIMIT / CHUNK
-    for shorter, longer in itertools.pairwise(ids):
-        assert longer[: len(shorter)] == shorter
-    assert all(part["meta_info"]["finish_reason"] is None for part in parts[:-1])
-    assert parts[-1]["meta_info"]["finish_reason"]["type"] == "length"
-    sent = ["response_sent_to_client_ts" in part["meta_info"] for part in parts]
-    assert sent == [True] + [False] * (len(parts) - 1)
-
-
 @pytest.mark.parametrize("all_incremental", [False, True])
-async def test_a_stream_has_only_what_is_new_if_all_engines_stream_so(
+async def test_a_stream_grows_or_has_only_what_is_new_if_all_engines_stream_so(
     all_incremental: bool, tmp_path: Path
 ) -> None:
     fakes = [FakeSGLang(longest=1000, incremental=one) for one in (True, all_incremental)]
     async with served(*fakes, model={"path": model_folder(tmp_path)}) as it:
         parts = await events(it, **body(77 << 7, return_logprob=True))
         expected = await it.generate(**body(77 << 7))
+    assert len(parts) > LIMIT / CHUNK
     joined = parts if all_incremental else parts[-1:]
+    if not all_incremental:
+        for shorter, longer in itertools.pairwise(part["output_ids"] for part in parts):
+            assert longer[: len(shorter)] == shorter
     assert [token for part in joined for token in part["output_ids"]] == expected["output_ids"]
     assert "".join(part["text"] for part in joined) == expected["text"]
     for part in parts:
         logprobs = part["meta_info"]["output_token_logprobs"]
         assert [token for _, token, _ in logprobs] == part["output_ids"]
-    assert parts[-1]["meta_info"]["completion_tokens"] == LIMIT
+    metas = [part["meta_info"] for part in parts]
+    assert metas[-1]["completion_tokens"] == LIMIT
+    assert all(meta["finish_reason"] is None for meta in metas[:-1])
+    assert metas[-1]["finish_reason"]["type"] == "length"
+    sent = ["response_sent_to_client_ts" in meta for meta in metas]
+    assert sent == [True] + [False] * (len(parts) - 1)
 
 
 async def test_a_streamed_batch_names_the_position_of_each_event() -> None:
