@@ -20,11 +20,11 @@ A, B = tensor_entry("a"), tensor_entry("b")
 
 
 @pytest.mark.parametrize("path", [DISTRIBUTED, TENSOR])
-async def test_begin_and_end_are_supplied_around_an_update_that_comes_without(path: str) -> None:
-    fakes = two()
+async def test_begin_and_end_are_supplied_around_an_update_that_comes_without(
+    path: str, it: Served, fakes: Fakes
+) -> None:
     entries = {"serialized_named_tensors": [A, B]} if path == TENSOR else {}
-    async with served(*fakes) as it:
-        status, answer = await it.post(path, selector="target", weight_version="v2", **entries)
+    status, answer = await it.post(path, selector="target", weight_version="v2", **entries)
     assert status == 200, answer
     for fake in fakes:
         update = ["/begin_weight_update", path, "/end_weight_update"]
