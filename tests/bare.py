@@ -121,7 +121,6 @@ def check(folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Runs the commands. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--compiler", action="store_true", help="keep the machine's PATH")
     parser.add_argument("--only", choices=["rollout"], help="leave `make test` out")

@@ -49,7 +49,6 @@ def shares(files: dict[str, Any]) -> dict[str, list[int]]:
 
 
 def main() -> None:
-    """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     flags = parser.parse_args()

@@ -38,7 +38,6 @@ class FakeControl:
     transferring: bool = False  # KV is being stored; a paused scheduler does not see its end
 
     def control_routes(self) -> list[web.RouteDef]:
-        """Returns the routes of these endpoints."""
         posts = {
             "/pause_generation": self.pause,
             "/continue_generation": self.resume,
@@ -62,7 +61,6 @@ class FakeControl:
         return [web.post(path, self._answered(handler)) for path, handler in posts.items()]
 
     def paths(self) -> list[str]:
-        """Returns the paths of the calls so far."""
         return [path for path, _ in self.calls]
 
     def _answered(self, handler: Any) -> Any:
@@ -89,13 +87,11 @@ class FakeControl:
         return answer
 
     async def until_continued(self) -> None:
-        """Waits while the server is paused."""
         while self.paused is not None:
             self.continued.clear()
             await self.continued.wait()
 
     async def succeed(self, _: dict[str, Any]) -> Any:
-        """Succeeds."""
         return dict(SUCCESS)
 
     async def pause(self, fields: dict[str, Any]) -> Any:
@@ -104,7 +100,6 @@ class FakeControl:
         return {"message": "Generation paused successfully.", "status": "ok"}
 
     async def resume(self, _: dict[str, Any]) -> Any:
-        """Ends the pause."""
         self.paused = None
         self.transferring = False
         self.continued.set()
@@ -132,20 +127,17 @@ class FakeControl:
         return None
 
     async def init_group(self, fields: dict[str, Any]) -> Any:
-        """Joins a process group."""
         group = fields.get("group_name", "weight_update_group")
         self.groups[group] = (fields["rank_offset"], fields["world_size"])
         return {"success": True, "message": "Succeeded to initialize custom process group."}
 
     async def begin(self, _: dict[str, Any]) -> Any:
-        """Opens a session."""
         if self.in_session:
             return {"success": False, "message": "a weight-update session is already open"}
         self.in_session = True
         return dict(SUCCESS)
 
     async def end(self, _: dict[str, Any]) -> Any:
-        """Closes the session."""
         if not self.in_session:
             return {"success": False, "message": "no weight-update session is open"}
         self.in_session = False
@@ -169,18 +161,14 @@ class FakeControl:
         return {"success": True, "message": "Succeeded to update model weights."}
 
     async def rename(self, fields: dict[str, Any]) -> Any:
-        """Gives the weights another version."""
         self.weight_version = fields["new_version"]
         return {"success": True, "message": "updated", "new_version": self.weight_version}
 
     async def check(self, _: dict[str, Any]) -> Any:
-        """Returns a checksum of the weights."""
         return {**SUCCESS, "ranks": [{"tp_rank": 0}], "per_engine_checksum": self.weights}
 
     async def by_name(self, _: dict[str, Any]) -> Any:
-        """Returns a parameter."""
         return [1.0, 2.0]
 
     async def start_profile(self, _: dict[str, Any]) -> Any:
-        """Answers with text."""
         return web.Response(text="Start profiling.\n")

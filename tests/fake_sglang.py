@@ -122,7 +122,6 @@ class FakeSGLang(FakeControl):
     _shapes: Iterator[str] = field(default_factory=lambda: itertools.cycle(GARBAGE))
 
     def app(self) -> web.Application:
-        """Returns the aiohttp application."""
         app = web.Application(client_max_size=1 << 26)
         app.add_routes(
             [
@@ -140,7 +139,6 @@ class FakeSGLang(FakeControl):
         return app
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
-        """Answers `/generate`: one chunk."""
         if self.api_key and http.headers.get("Authorization") != f"Bearer {self.api_key}":
             return web.json_response({"error": {"message": "no token"}}, status=401)
         body = await http.read()
@@ -340,7 +338,6 @@ class FakeSGLang(FakeControl):
         )
 
     def _state(self, rank: int) -> dict[str, Any]:
-        """Returns what one data-parallel rank reports."""
         plugin = self.plugin and {**self.plugin, "waiting": [*self.kv_reads], "dp_rank": rank}
         if plugin and self.dp_size > 1:
             plugin["instance"] = f"{plugin['instance']}.dp{rank}"
@@ -369,7 +366,6 @@ class FakeSGLang(FakeControl):
         return self._control("/v1/loads", {"loads": entries})
 
     def _load(self, rank: int) -> dict[str, Any]:
-        """Returns the load of one data-parallel rank."""
         running = self.running if self.dp_size == 1 else self.by_rank[rank]
         return {
             "dp_rank": rank,
@@ -438,7 +434,6 @@ class FakeSGLang(FakeControl):
             await self._runner.cleanup()
 
     def wake_stalled(self) -> None:
-        """Lets stalled calls continue."""
         self._woken.set()
         for ended in self.kv_reads.values():
             ended.set()

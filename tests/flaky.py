@@ -43,7 +43,6 @@ class Run(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether all tests passed."""
         return self.status == 0 and not self.failed
 
 

@@ -79,7 +79,6 @@ class Returns(Observer):
 
 
 def made_sample(request: Request) -> Sample:
-    """Returns the sample of a finished request."""
     return SampleMaker("r1")(request)
 
 

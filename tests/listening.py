@@ -34,7 +34,6 @@ def listeners(processes: Iterable[psutil.Process]) -> list[Listener]:
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:
-    """Returns the process and all its descendants."""
     return [process, *process.children(recursive=True)]
 
 

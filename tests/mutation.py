@@ -66,7 +66,6 @@ class Mutant(NamedTuple):
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
-    """Yields every mutant of a file."""
     source = path.read_bytes()
     starts = [0]
     for text in source.splitlines(keepends=True):
@@ -209,7 +208,6 @@ async def run(mutants: list[Mutant], tests: Tests, workers: int) -> list[Mutant]
 
 
 def main() -> None:
-    """Prints the share of faults found, by folder."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--mutants", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)

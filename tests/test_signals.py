@@ -48,7 +48,6 @@ class Driver:
         )
 
     async def samples(self, count: int) -> None:
-        """Waits for so many finished samples."""
         await until(lambda: len(self.lines()) >= count or self.process.poll() is not None)
 
     def lines(self) -> list[bytes]:

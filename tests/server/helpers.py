@@ -69,7 +69,6 @@ async def served(
 
 @contextlib.asynccontextmanager
 async def served_config(rollout: Rollout) -> AsyncIterator[Served]:
-    """Serves a rollout's fleet."""
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(rollout)
         service = Service(rollout)

@@ -53,7 +53,6 @@ class Connection(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def connected(url: str) -> AsyncIterator[Connection]:
-    """Yields a connection."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1 << 24)
     try:
@@ -65,7 +64,6 @@ async def connected(url: str) -> AsyncIterator[Connection]:
 
 
 def post(body: bytes, path: str = "/generate", **headers: str) -> bytes:
-    """Returns a request."""
     given = {"Host": "localhost", "Content-Type": "application/json", **headers}
     given.setdefault("Content-Length", str(len(body)))
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]

@@ -24,7 +24,6 @@ class Stream:
         self.rollout_id = reply.headers["X-Seer-Rollout-Id"]
 
     async def lines(self) -> AsyncIterator[dict[str, Any]]:
-        """Yields the lines."""
         buffer = b""
         async for piece in self._reply.content.iter_any():
             *whole, buffer = (buffer + piece).split(b"\n")
@@ -33,11 +32,9 @@ class Stream:
         assert not buffer
 
     async def rest(self) -> list[dict[str, Any]]:
-        """Returns all lines to the end."""
         return [line async for line in self.lines()]
 
     async def verdict(self, verb: str, group_id: str, **more: Any) -> tuple[int, Any]:
-        """Accepts or rejects a group."""
         path = f"/rollout/{self.rollout_id}/{verb}"
         return await self._served.post(path, group_id=group_id, **more)
 
@@ -61,7 +58,6 @@ async def lines_of(served: Served, groups: Any, **options: Any) -> list[dict[str
 
 
 async def get(served: Served, path: str, status: int = 200) -> Any:
-    """Returns the JSON reply of a GET."""
     found, reply = await served.ask("GET", path)
     assert found == status, reply
     return reply

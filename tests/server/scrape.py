@@ -35,7 +35,6 @@ class Scrape(NamedTuple):
 
 
 async def scraped(it: Served) -> Scrape:
-    """Returns the metrics of now."""
     async with it.session.get(f"{it.url}/metrics") as reply:
         assert reply.status == 200, await reply.text()
         assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
