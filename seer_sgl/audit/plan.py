@@ -107,7 +107,7 @@ def _probe(sample: RecordedSample) -> RecordedSample:
 
 
 def _unfit(sample: RecordedSample, served: ServedModel) -> str | None:
-    if served.longest is not None and sample.tokens > served.longest:
+    if served.longest is not None and sample.tokens >= served.longest:
         return "longer than the server accepts"
     if served.vocab_size is not None and sample.largest_id >= served.vocab_size:
         return "tokens outside the server's vocabulary"

@@ -11,8 +11,8 @@ from .recorded import RecordedSample
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """What an SGLang server reports of itself. None: it does not report that.
 
-    `weights`: a digest of the loaded weights, from the plugin of seer-sgl. `longest`: the most
-    tokens of a prompt with its response.
+    `weights`: a digest of the loaded weights, from the plugin of seer-sgl. `longest`: SGLang
+    refuses an input of so many tokens or more.
     """
 
     url: str

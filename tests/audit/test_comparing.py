@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 from seer_sgl.audit.audit_report import PassReport
 from seer_sgl.audit.client import Generated
 from seer_sgl.audit.first_difference import equal_tokens, first_difference
+from seer_sgl.audit.formats import SampleFile
 from seer_sgl.audit.log_prob_figures import LogProbFigures, log_prob_figures
+from seer_sgl.audit.plan import plan
 from seer_sgl.audit.recorded import RecordedSample
 from seer_sgl.audit.rescale import rescaled
 from seer_sgl.audit.served import ServedModel, provenance
@@ -87,6 +90,15 @@ def test_a_gap_that_the_noise_does_not_explain_is_unknown() -> None:
     found = first_difference(sample, again([8]), np.array([-0.1]), tie=0.06)
     assert found is not None, "the server's own token is the less likely one"
     assert (found.gap, found.near_tie) == (None, None)
+
+
+def test_a_sample_of_as_many_tokens_as_sglang_refuses_is_left_out() -> None:
+    samples = [recorded([5, 6], sampling=GREEDY), recorded([5, 6, 7], sampling=GREEDY)]
+    file = SampleFile(format="JSON lines", total=2, samples=samples, left_out={})
+    served = msgspec.structs.replace(SERVED, longest=5)  # two tokens are the prompt's
+    chosen = plan(file, served, None)
+    assert [sample.response_ids for sample in chosen.samples] == [[5, 6]]
+    assert chosen.left_out == {"longer than the server accepts": 1}
 
 
 def test_limits_are_read_and_checked() -> None:
