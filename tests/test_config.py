@@ -79,6 +79,7 @@ def test_token_ids_may_be_keys(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("model: {path: m}\nsampling: {logit_bias: {5: 1.5}}")
     assert load(path).sampling.logit_bias == {"5": 1.5}
+    assert load(path, ["sampling.logit_bias={7: 2.0}"]).sampling.logit_bias == {"7": 2.0}
 
 
 def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None:

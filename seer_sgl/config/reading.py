@@ -166,7 +166,7 @@ def _apply(tree: dict[str, Any], override: str, where: dict[str, str]) -> None:
         if not isinstance(below, dict):
             raise ConfigError(f"{place}: {parent} is not a section")
         section = below
-    section[leaf] = value
+    section[leaf] = _with_text_keys(value)
     where[key] = place
 
 
