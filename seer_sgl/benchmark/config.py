@@ -1,5 +1,6 @@
 """The config of a benchmark: the config of its rollout, the arms to compare and the rounds."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -138,7 +139,7 @@ def overrides_from(options: Mapping[str, Any]) -> list[str]:
     """Returns the command line's own options as overrides."""
     overrides = []
     if options.get("workload") is not None:
-        overrides.append(f"bench.workload={options['workload']}")
+        overrides.append(f"bench.workload={json.dumps(options['workload'])}")
         # All prompts of the trace, every response with the length of the trace.
         overrides += ["rollout.max_prompts=null", "sampling.ignore_eos=true"]
     if options.get("rounds") is not None:

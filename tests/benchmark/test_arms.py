@@ -106,11 +106,11 @@ def test_options_of_the_command_line() -> None:
 
 def test_engines_that_run_already() -> None:
     urls = ["http://a:1,http://b:2", "ngram=http://c:3"]
-    overrides = overrides_from({"engines": urls, "workload": "x"})
+    overrides = overrides_from({"engines": urls, "workload": "run #3.jsonl"})
     config = load_ready_bench(gpu=False, overrides=[*overrides, *UNPOOLED])
     assert config.engines.launch == "external"
     assert config.bench.urls == {"plain": ["http://a:1", "http://b:2"], "ngram": ["http://c:3"]}
-    assert config.bench.workload == "x"
+    assert config.bench.workload == "run #3.jsonl", "not YAML, where a # begins a comment"
     assert config.sampling.ignore_eos, "responses have the trace's lengths"
     assert {arm.kind for arm in runnable(config)} == {"plain", "ngram"}
     servers = servers_config(EVERY["greedy_ngram"], config)
