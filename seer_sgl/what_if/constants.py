@@ -59,7 +59,7 @@ async def measured_engine(
     return EngineConfig(
         count=len(urls),
         kv_tokens=min(info.max_total_num_tokens for info in infos),
-        max_running_requests=infos[0].max_running_requests,
+        max_running_requests=min(info.max_running_requests for info in infos),
         weights_gb=1e-6,
         active_params_b=1e-9,
         attention_mflop=0.0,

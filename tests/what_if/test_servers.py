@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
 from seer_sgl.errors import BadReply, ConfigError, EngineUnavailable
+from seer_sgl.what_if import constants
 from seer_sgl.what_if.command import WhatIf, WhatIfRequest
 from seer_sgl.what_if.timed_calls import body, seconds
 from tests.fake_sglang import FakeSGLang, serving
+from tests.support.infos import info
 from tests.what_if.endless import EndlessSGLang, write_trace
 
 
@@ -34,6 +37,26 @@ async def test_a_server_that_is_too_small_is_refused_before_any_call(
         with pytest.raises(ConfigError, match=f"too small to measure: {tokens} KV tokens"):
             await WhatIf(WhatIfRequest(traces=[trace], engine=[url])).measure()
     assert fake.seen == []
+
+
+async def test_different_servers_are_simulated_with_the_least_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def second(*_: object) -> float:
+        return 1.0
+
+    monkeypatch.setattr(constants, "seconds", second)
+    servers = [
+        msgspec.structs.replace(
+            info(f"e{requests}"),
+            max_total_num_tokens=1000 * requests,
+            max_running_requests=requests,
+            max_request_len=4000,
+        )
+        for requests in (64, 8)
+    ]
+    found = await constants.measured_engine(servers, 1e5)
+    assert (found.count, found.max_running_requests, found.kv_tokens) == (2, 8, 8000)
 
 
 async def timed(url: str, limit_s: float = 9.0) -> float:
