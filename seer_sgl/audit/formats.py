@@ -224,6 +224,7 @@ def _of_slime(sample: SlimeSample, sampling: Sampling) -> RecordedSample:
         response_ids=sample.tokens[begin:],
         log_probs=np.where(known, log_probs, np.nan),
         spans=[WeightSpan(versions[0], sample.response_length)] if len(versions) == 1 else [],
+        mixed=versions if len(versions) > 1 else [],
         drafted=bool(drafts),
         sampling=sampling,
         whole=bool(known.all()),

@@ -27,7 +27,8 @@ SHIFTING = (
 class RecordedSample(msgspec.Struct, frozen=True, kw_only=True):
     """One sample of a file.
 
-    `log_probs` [response tokens]: NaN where the file has none. `chunk_lengths`: tokens of each
+    `log_probs` [response tokens]: NaN where the file has none. `mixed`: weight versions of which
+    the file does not give the tokens, where there are several. `chunk_lengths`: tokens of each
     chunk, in order; None: unknown. `engines`: one per chunk. `drafted`: whether speculative
     decoding made it; None: unknown. `whole`: whether the model generated every token of the
     response (False: tools added some).
@@ -38,6 +39,7 @@ class RecordedSample(msgspec.Struct, frozen=True, kw_only=True):
     response_ids: list[int]
     log_probs: F64
     spans: list[WeightSpan] = []
+    mixed: list[str] = []
     engines: list[str] = []
     chunk_lengths: list[int] | None = None
     chunks: int | None = None

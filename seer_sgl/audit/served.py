@@ -82,10 +82,11 @@ def provenance(
             left -= tokens
         versions[""] += left
     versions += Counter()  # drops zeros
-    other = sum(
-        any(span.tokens and span.version != served.weight_version for span in sample.spans)
+    made_with = [
+        {*sample.mixed, *(span.version for span in sample.spans if span.tokens)}
         for sample in samples
-    )
+    ]
+    other = sum(bool(found - {served.weight_version}) for found in made_with)
     known = sorted({engine.weights for engine in made_by if engine.weights})
     same = None if served.weights is None or not known else known == [served.weights]
     return Provenance(
@@ -94,12 +95,12 @@ def provenance(
         sglang_versions=sorted({e.sglang_version for e in made_by if e.sglang_version}),
         other_samples=other,
         same_digest=same,
-        line=_line(versions, other, len(samples), same, served),
+        line=_line(sorted(set[str]().union(*made_with)), other, len(samples), same, served),
     )
 
 
 def _line(
-    versions: Counter[str], other: int, count: int, same: bool | None, served: ServedModel
+    versions: Sequence[str], other: int, count: int, same: bool | None, served: ServedModel
 ) -> str:
     named = ", ".join(repr(version) for version in versions if version)
     digest = {

@@ -141,3 +141,12 @@ def test_weights_are_compared_in_one_line(spans: list[WeightSpan], line: str) ->
     found = provenance([recorded([1, 2], spans=spans)], SERVED)
     assert found.line.startswith(line)
     assert "no digests to compare" in found.line
+
+
+def test_a_sample_of_several_weight_versions_has_tokens_of_other_weights() -> None:
+    samples = [recorded([1, 2], mixed=["v0", "v1"]), recorded([1, 2], spans=[WeightSpan("v1", 2)])]
+    found = provenance(samples, SERVED)
+    assert found.other_samples == 1
+    assert found.line.startswith("weights: DIFFERENT: 1 of 2 samples have tokens of other weights")
+    assert "('v0', 'v1')" in found.line
+    assert found.versions == {"": 2, "v1": 2}

@@ -94,14 +94,17 @@ def test_samples_whose_prompts_have_images_are_left_out(tmp_path: Path) -> None:
 def test_a_dump_of_slime_has_prompt_response_and_log_probs(tmp_path: Path) -> None:
     tool = dumped(index=26, loss_mask=[1, 0, 1], rollout_log_probs=[-0.1, 0.0, -0.3])
     image = dumped(index=27, multimodal_inputs={"images": [1]})
-    file = read(save(tmp_path / "0.pt", dumped(), tool, image))
-    assert (file.format, file.total) == ("slime's debug rollout data", 3)
+    updated = dumped(index=28, weight_versions=["7", "8", "8"])
+    file = read(save(tmp_path / "0.pt", dumped(), tool, image, updated))
+    assert (file.format, file.total) == ("slime's debug rollout data", 4)
     assert file.left_out == {"with images": 1}
     by_name = {sample.name: sample for sample in file.samples}
     whole, tools = by_name["3[25]"], by_name["3[26]"]
     assert (whole.prompt_ids, whole.response_ids) == ([5, 6], [7, 8, 9])
     assert whole.log_probs.tolist() == [-0.1, -0.2, -0.3]
     assert labels(whole)["weight version"] == ["7"] * 3
+    assert labels(by_name["3[28]"])["weight version"] == ["unknown"] * 3
+    assert by_name["3[28]"].mixed == ["7", "8"]
     assert np.isnan(tools.log_probs).tolist() == [False, True, False]
     assert tools.unrepeatable == "some tokens are not the model's"
 
