@@ -97,13 +97,16 @@ def concurrencies(scenario: Scenario) -> list[int]:
 
 
 def best_concurrency(scenario: Scenario, notice: Notice) -> tuple[int, list[Try]]:
-    """Returns the fewest running requests per engine that are as fast as the most, and all that
-    were tried; 0 if engines get too few requests for a choice."""
+    """Returns the fewest running requests per engine that are as fast as the engines' own limit,
+    and all that were tried; 0 if engines get too few requests for a choice."""
     tries = []
     for value in concurrencies(scenario):
         notice(f"{value} requests at once per engine")
         row = altered(scenario, {CONCURRENCY: value}).alone(OURS)
         tries.append(Try(value, row.wall_s))
+    limit = scenario.config.engine.max_running_requests
+    if tries and tries[-1].value < limit:
+        tries.append(Try(limit, scenario.alone(OURS).wall_s))
     return (min(_near(tries)), tries) if tries else (0, [])
 
 

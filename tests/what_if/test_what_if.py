@@ -72,10 +72,19 @@ def test_short_even_lengths_are_answered_with_no(what_if: Command) -> None:
     found = answer(what_if, *options)
     assert found["advice"]["answer"] == "no"
     assert [tried["value"] for tried in found["chunks_tried"]] == [128, 64]
-    assert [tried["value"] for tried in found["concurrency_tried"]] == [16, 32]
+    assert [tried["value"] for tried in found["concurrency_tried"]] == [16, 32, 1024]
     page = what_if(*options)
     assert page.out.startswith("Do not bother: order and division bring nothing here.\n")
     assert "Prompts whose length is not in the file: 8, with 64 tokens each." in page.out
+
+
+def test_requests_at_once_suffice_if_more_of_them_are_not_faster(what_if: Command) -> None:
+    Path("waves.csv").write_text("".join(f"{i // 2},100\n" for i in range(62)))
+    found = answer(what_if, "waves.csv", "--engines", "2", "--draws", "0", *CHOSEN)
+    tried = {one["value"]: one["wall_s"] for one in found["concurrency_tried"]}
+    ours = next(row["wall_s"] for row in found["orders"] if row["name"] == "seer")
+    assert tried[1024] == ours < tried[16], "31 requests per engine, 16 and then 15 of them"
+    assert found["concurrency"] == 1024
 
 
 def test_uneven_lengths_on_engines_with_little_room_are_answered_with_yes(what_if: Command) -> None:
