@@ -17,7 +17,7 @@ class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     `longest_over_mean`: of a group, the median over groups of two and more. `group_share`: the
     share of the variance of the logarithm of the length that the prompt determines (one-way
-    analysis of variance, cut off at 0); None where no group has two responses.
+    analysis of variance, cut off at 0); None without two groups of two and more.
     """
 
     groups: int

@@ -41,9 +41,11 @@ def _lines(answer: WhatIfAnswer) -> Iterator[str]:
     for edge, count in zip(lengths.edges[1:], lengths.bins, strict=True):
         yield f"  up to {edge:>9,.0f} {count:>7,} {'#' * round(BAR * count / most)}"
     if lengths.longest_over_mean is not None:
+        share = lengths.group_share
+        prompt = "" if share is None else f"; the prompt explains {share:.0%} of the spread"
         yield (
             f"  Within a group the longest is {lengths.longest_over_mean:.2f} times the mean "
-            f"(median of groups); the prompt explains {lengths.group_share or 0:.0%} of the spread."
+            f"(median of groups){prompt}."
         )
     yield ""
 

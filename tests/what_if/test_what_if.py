@@ -97,6 +97,12 @@ def test_uneven_lengths_on_engines_with_little_room_are_answered_with_yes(what_i
     assert found["assumed"][-1].startswith("All prompts are there")
 
 
+def test_one_group_does_not_show_what_the_prompt_explains(what_if: Command) -> None:
+    Path("one.csv").write_text("0,100\n0,300\n")
+    page = what_if("one.csv", "--engines", "1", "--draws", "0", *CHOSEN).out
+    assert "Within a group the longest is 1.50 times the mean (median of groups).\n" in page
+
+
 def test_several_traces_are_several_draws(what_if: Command) -> None:
     found = answer(what_if, "even.csv", "samples.jsonl", *SMALL, *CHOSEN)
     assert found["trace"] == "samples.jsonl"
