@@ -33,8 +33,10 @@ async def main(url: str, groups: list[Any], target: int) -> None:
             sys.exit(f"{url} answers {stream.status}: {await stream.text()}")
         async for line in stream.content:
             event = json.loads(line)
-            if event["event"] == "group":
-                rewards = {reward(sample) for sample in event.get("samples", [])}
+            if event["event"] == "group" and "error" in event:
+                print(f"{event['group_id']}: given up, {event['error']['message']}", flush=True)
+            elif event["event"] == "group":
+                rewards = {reward(sample) for sample in event["samples"]}
                 verdict = "accept" if len(rewards) > 1 else "reject"
                 name = {"group_id": event["group_id"]}
                 rollout = stream.headers["X-Seer-Rollout-Id"]
