@@ -566,3 +566,18 @@ async def test_the_example_of_a_client_ends_with_the_reason_if_it_is_refused() -
     async with served(FakeSGLang()) as it:
         with pytest.raises(SystemExit, match=r"answers 400: .*target_groups: 4 of 2 groups"):
             await example(it.url, prompts(2), 4)
+
+
+async def test_the_example_of_a_client_passes_over_groups_that_were_given_up(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Refusing(FakeSGLang):
+        @override
+        def fault_of(self, call: dict[str, Any]) -> str:
+            return "400"
+
+    async with served(Refusing()) as it:
+        await example(it.url, prompts(2), 2)
+    *lines, end = capsys.readouterr().out.splitlines()
+    assert sorted(line.partition(", ")[0] for line in lines) == ["g0: given up", "g1: given up"]
+    assert end == "exhausted: 0 groups, 0 tokens"
