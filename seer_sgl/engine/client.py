@@ -87,7 +87,7 @@ class HttpEngine:
         self._timing = timing
         self._loading = loading or asyncio.Lock()
         self._look = asyncio.Lock()  # one look at the server at a time
-        self._looked_at = 0.0  # when the last one began, the event loop's time
+        self._looked_at = 0.0  # when the last one with a result began, the event loop's time
         self._ended: str | None = None  # its result: why the server has died
         self._closes = SessionCloses(self._close_session, timing.control_timeout_s)
 
@@ -440,8 +440,9 @@ class HttpEngine:
         broke_at = asyncio.get_running_loop().time()
         async with self._look:
             if self._looked_at < broke_at:
-                self._looked_at = asyncio.get_running_loop().time()
+                began = asyncio.get_running_loop().time()
                 self._ended = await self._end()
+                self._looked_at = began  # not before: a look that is cancelled has no result
         if self._ended is None:
             return self._as_unreachable(error)
         return EngineDied(self._ended, engine_id=self._info.engine_id)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, cast
 
+import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
@@ -35,7 +36,7 @@ from seer_sgl.types import Chunk, ChunkReply, Request
 from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
 from tests.garbage import CONTROL, DEEP, STATE
 from tests.helpers import make_group, make_reply
-from tests.support.infos import chunk_on
+from tests.support.infos import chunk_on, info
 from tests.support.waiting import jump, outlast
 
 ALWAYS = Timing(refresh_every_s=0.0)  # every poll checks the weights
@@ -318,6 +319,35 @@ async def test_a_server_that_dies_at_once_has_died_although_the_request_was_sent
         fake.faults.append("die")
         with pytest.raises(EngineDied):
             await generate(engine)
+
+
+class Gone:
+    """A session with a server that has died: chunks break at once, looks at it when they may."""
+
+    def __init__(self) -> None:
+        self.looked, self.may_break = asyncio.Event(), asyncio.Event()
+
+    async def request(self, method: str, *_: object, **__: object) -> None:
+        if method == "GET":
+            self.looked.set()
+            await self.may_break.wait()
+        raise aiohttp.ServerDisconnectedError
+
+
+async def test_a_cancelled_look_at_a_server_does_not_decide_for_the_other_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = Gone()
+    engine = HttpEngine(info("e0"), cast(aiohttp.ClientSession, session))
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 1.0)  # both break at once
+    first, second = (asyncio.create_task(engine.generate(chunk_of())) for _ in range(2))
+    await session.looked.wait()
+    first.cancel()
+    session.may_break.set()
+    with pytest.raises(EngineDied):
+        await second
+    await asyncio.wait({first})
+    assert first.cancelled()
 
 
 async def test_what_an_engine_has_counted_of_drafting_comes_with_its_name() -> None:
