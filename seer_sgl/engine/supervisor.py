@@ -6,7 +6,7 @@ import logging
 import aiohttp
 
 from seer_sgl.engine_types import EngineInfo, ServerPhase, ServerState
-from seer_sgl.errors import ConfigError, EngineStartError
+from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError
 from seer_sgl.processes.restarts import Incidents, Restarts
 from seer_sgl.processes.supervisor import is_due
 from seer_sgl.timing import DEFAULT, Timing
@@ -125,9 +125,10 @@ class EngineSupervisor:
             await await_ready(kept.start, self._session, self._timing)
             restarts.ready(loop.time())
             logger.info(works, restarts.name, loop.time() - began)
+        except EngineDelayed as error:
+            restarts.delayed(_first_line(error), loop.time())
         except (EngineStartError, ConfigError, OSError) as error:  # OSError: no descriptor, no fork
-            why = str(error).partition("\n")[0].rstrip(":")
-            restarts.ended(why, loop.time(), ready=False)
+            restarts.ended(_first_line(error), loop.time(), ready=False)
         finally:
             kept.starting = None
 
@@ -138,3 +139,7 @@ class EngineSupervisor:
             await self._launcher.stop(kept.server_id)
         finally:
             kept.starting = None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(":")

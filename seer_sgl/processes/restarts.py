@@ -35,10 +35,11 @@ class Incidents:
 
 
 class _Failure(NamedTuple):
-    """`ready`: the process had worked; else it failed to start."""
+    """`ready`: the process had worked; else it failed to start. `own`: it is the cause itself."""
 
     at: float
     ready: bool
+    own: bool = True
 
 
 class Restarts:
@@ -46,7 +47,7 @@ class Restarts:
 
     It is restarted at once, then after pauses that double, up to `most_s`. After MOST_FAILURES
     in a row it is quarantined: it stays down. An end that it shares with most others of its kind
-    does not count, and one that comes STABLE_S after its start begins a new row.
+    does not count, nor does a delayed start; an end STABLE_S after the start begins a new row.
     """
 
     def __init__(
@@ -76,6 +77,11 @@ class Restarts:
         if ready:
             self._incidents.ended(self.name, now)
 
+    def delayed(self, reason: str, now: float) -> None:
+        """Records that it had no place to start at, or lost it, which is no failure of its own."""
+        self._row.append(_Failure(now, ready=False, own=False))
+        self.down, self.reason = True, reason
+
     def due(self, now: float) -> bool:
         """Returns whether it is to be started now; decides on the quarantine."""
         if not self.down or self.quarantine is not None:
@@ -83,7 +89,8 @@ class Restarts:
         if self._row and now - self._row[-1].at < self._pause:
             return False
         failures = sum(
-            not (failure.ready and self._incidents.correlated(failure.at)) for failure in self._row
+            failure.own and not (failure.ready and self._incidents.correlated(failure.at))
+            for failure in self._row
         )
         if failures < MOST_FAILURES:
             return True

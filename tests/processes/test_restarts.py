@@ -51,6 +51,19 @@ def test_the_longest_pause_is_the_one_before_the_quarantine() -> None:
     assert restarts.quarantine is not None
 
 
+def test_starts_that_are_delayed_are_tried_again_for_ever_and_count_as_no_failure() -> None:
+    restarts, now = Restarts("e0", Incidents()), 0.0
+    pauses = []
+    for _ in range(2 * MOST_FAILURES):
+        restarts.delayed("Ray gives it no place", now)
+        pauses.append(pause_of(restarts, now))
+        now += pauses[-1]
+        restarts.started(now)
+    assert pauses == [0.0, 1.0, 2.0, 4.0] + [DEFAULT.restart_most_s] * 6
+    restarts.ended("no GPU", now, ready=False)
+    assert restarts.due(now + DEFAULT.restart_most_s), "its only failure of its own"
+
+
 def test_a_process_that_worked_for_long_is_started_at_once_for_ever() -> None:
     restarts, now = Restarts("e0", Incidents()), 0.0
     for _ in range(3 * MOST_FAILURES):
