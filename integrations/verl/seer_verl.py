@@ -5,9 +5,11 @@ to a rollout server, which orders and divides the requests among the same SGLang
 veRL's tree changes: `actor_rollout_ref.rollout.agent.agent_loop_manager_class` names the manager.
 """
 
+import asyncio
 import base64
 import math
 import os
+import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from operator import attrgetter
@@ -25,6 +27,9 @@ from verl.workers.rollout.replica import TokenOutput
 SECTION = "actor_rollout_ref.rollout.custom.seer_sgl"
 ADMIN_KEY, KEY = "SEER_SGL_ADMIN_KEY", "SEER_SGL_SERVER_KEY"
 SESSION_HEADER = "X-SMG-Routing-Key"  # the conversation of a request
+# With `Retry-After`: too much is in progress, or no engine serves at the moment.
+BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+BUSY_S, RETRY_S = 600.0, 1.0  # for how long a server may be busy, and between two tries
 Config = Any  # veRL's, whole: an OmegaConf DictConfig
 
 
@@ -189,7 +194,7 @@ class SeerClient(LLMServerClient):
 
         Without room for a token there are none. What veRL only hands to other servers (`priority`)
         has no effect. Raises ValueError for what the server cannot do, and RuntimeError if it
-        refuses or aborts the request.
+        refuses or aborts the request, or is BUSY for BUSY_S.
         """
         if image_data or video_data or audio_data:
             raise ValueError("seer-sgl takes the text prompts of veRL only")
@@ -213,8 +218,14 @@ class SeerClient(LLMServerClient):
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
             )
-        async with self._session.post(self._url + "/generate", json=body, headers=headers) as reply:
-            found = await _read(reply)
+        url, deadline = self._url + "/generate", time.monotonic() + BUSY_S
+        while True:
+            async with self._session.post(url, json=body, headers=headers) as reply:
+                busy = reply.status in BUSY and "Retry-After" in reply.headers
+                if not busy or time.monotonic() >= deadline:
+                    found = await _read(reply)
+                    break
+            await asyncio.sleep(RETRY_S)
         return output_of(found, body["return_logprob"], len(body["input_ids"]), self._experts)
 
     async def join(self, addresses: list[str]) -> None:

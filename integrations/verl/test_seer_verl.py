@@ -18,6 +18,7 @@ import pytest
 import seer_verl
 import torch
 import verl
+from aiohttp import web
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from verl import DataProto
@@ -226,6 +227,38 @@ def test_a_turn_has_the_step_of_verls_servers(monkeypatch: pytest.MonkeyPatch) -
     found = asyncio.run(client.generate("a", prompt_ids=[1], sampling_params={}))
     names = ("global_steps", "min_global_steps", "max_global_steps")
     assert [found.extra_fields[name] for name in names] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_that_takes_no_turn_now_is_asked_again(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[Any] = []
+
+    async def generate(request: web.Request) -> web.Response:
+        tries.append(await request.json())
+        if len(tries) < 3:
+            return web.Response(status=status, headers={"Retry-After": "1"})
+        return web.json_response({"output_ids": [7], "meta_info": {"finish_reason": None}})
+
+    async def turn() -> Any:
+        app = web.Application()
+        app.router.add_post("/generate", generate)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        client = seer_verl.SeerClient(whole(custom={"seer_sgl": {"url": url}}), Handle())
+        try:
+            return await client.generate("a", prompt_ids=[1], sampling_params={})
+        finally:
+            await client._session.close()
+            await runner.cleanup()
+
+    monkeypatch.setattr(seer_verl, "RETRY_S", 0.0)
+    assert asyncio.run(turn()).token_ids == [7]
+    assert len(tries) == 3
+    assert tries[0] == tries[1] == tries[2]
 
 
 def test_a_prompt_that_does_not_fit_and_images_are_refused() -> None:
