@@ -10,6 +10,8 @@ from pathlib import Path
 
 from .errors import ConfigError, RolloutError
 
+SAMPLES = "samples.jsonl"  # of a rollout, in its folder
+
 
 def append_whole(file: io.FileIO, content: bytes) -> None:
     """Writes bytes at the end of a file. Raises OSError; then the file is unchanged."""
@@ -111,6 +113,12 @@ def out_has(out: Path, name: str) -> bool:
     """Returns whether the folder of `--out` has a file. Raises ConfigError if it cannot be read."""
     with using_out(out):
         return (out / name).exists()
+
+
+def refuse_rollout(out: Path) -> None:
+    """Raises ConfigError if the folder of `--out` has a rollout, whose report would be replaced."""
+    if out_has(out, SAMPLES):
+        raise ConfigError(f"--out {out}: the folder has a rollout; use another folder")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from seer_sgl.errors import (
     PoolError,
     RolloutError,
 )
-from seer_sgl.files import out_has
+from seer_sgl.files import out_has, refuse_rollout
 from seer_sgl.kvpool.backend import resolved
 
 from .arms import BASELINE, EVERY, Arm
@@ -52,12 +52,13 @@ class Runner:
     """Runs the arms of a benchmark. `out`: the folder of its results."""
 
     def __init__(self, config: BenchConfig, out: Path) -> None:
-        """Raises ConfigError if `out` has a benchmark or no arm can run, and InputError if a file
-        is invalid."""
+        """Raises ConfigError if `out` has a benchmark or a rollout, or no arm can run, and
+        InputError if a file is invalid."""
         if out_has(out, "rounds.jsonl"):  # first: reading the files takes seconds
             raise ConfigError(
                 f"--out {out}: the folder already has a benchmark; use another folder"
             )
+        refuse_rollout(out)
         self.config = with_values(config, {"kv_pool": resolved(config.kv_pool)})
         self.arms = runnable(self.config)
         self.out = out

@@ -16,7 +16,7 @@ from rich.console import Console
 from seer_sgl.config import Config, ExternalEngines
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ConfigError, RolloutError
-from seer_sgl.files import FileReserve, explained, out_has, using_out, write_json
+from seer_sgl.files import SAMPLES, FileReserve, explained, out_has, using_out, write_json
 from seer_sgl.report.progress import ShownProgress
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.style import can_draw
@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 # Twice the size of a report with a thousand engines and the largest timeline.
 RESERVE_BYTES = 4 << 20
 RESERVE_FILES = 8  # drawing the timeline reads fonts while it writes
-SAMPLES = "samples.jsonl"
 COMPARISON = "comparison.json"  # of `rollout --compare`
 BESIDE = ("report.json", COMPARISON, "timeline.png", "timeline.svg")  # of the samples' rollout
 

@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 
 from seer_sgl.errors import ConfigError
-from seer_sgl.files import explained, make_out_folder, write_json
+from seer_sgl.files import explained, make_out_folder, refuse_rollout, write_json
 from seer_sgl.report.style import can_draw
 
 from .draws import drawn, draws_table
@@ -45,6 +45,7 @@ def run_simulation(
     if draws is not None:
         _check_draws(draws, sim_request, sweep)
     if out is not None:
+        refuse_rollout(out)
         make_out_folder(out)
     # Tables are wider than rich's default width for an output that is not a terminal.
     wide = Console(highlight=False, width=None if Console().is_terminal else 140)

@@ -105,13 +105,18 @@ def test_two_configs_at_once_are_refused() -> None:
     assert refusal("--gpu", "--config", "mine.yaml").startswith("--gpu: ")
 
 
-def test_a_folder_with_a_benchmark_is_refused_and_keeps_it(tmp_path: Path) -> None:
-    rows = tmp_path / "rounds.jsonl"
-    rows.write_text("{}\n")
-    line = f"--out {tmp_path}: the folder already has a benchmark; use another folder"
+@pytest.mark.parametrize(
+    ("name", "has"),
+    [("rounds.jsonl", "already has a benchmark"), ("samples.jsonl", "has a rollout")],
+)
+def test_a_folder_with_results_is_refused_and_keeps_them(
+    tmp_path: Path, name: str, has: str
+) -> None:
+    (tmp_path / name).write_text("{}\n")
+    line = f"--out {tmp_path}: the folder {has}; use another folder"
     assert refusal("--out", str(tmp_path)) == line
-    assert [path.name for path in tmp_path.iterdir()] == ["rounds.jsonl"]
-    assert rows.read_text() == "{}\n"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "{}\n"
 
 
 def test_a_folder_that_cannot_be_read_is_refused() -> None:

@@ -193,6 +193,7 @@ def test_out_has_json_and_pictures(simulate: Command, folder: Path) -> None:
             "--draws: not together",
         ),
         (["--workload", "moonlight", "--out", "samples.jsonl"], "--out samples.jsonl: File exists"),
+        (["--workload", "moonlight", "--out", "."], "--out .: the folder has a rollout; use "),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
