@@ -78,7 +78,11 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _require_readable(request: web.Request) -> None:
-    """Raises BadRequest if Host or Origin is malformed: replies and error messages repeat them."""
+    """Raises BadRequest for a header or path that would mean something else further on.
+
+    Replies and error messages repeat Host and Origin. An engine may be asked at the client's path,
+    and HTTP clients resolve `..`: a path below `/v1/models/` would lead to a control endpoint.
+    """
     for name in ("Host", "Origin"):
         value = request.headers.get(name, "")
         if not value.isascii() or not value.isprintable():
@@ -87,6 +91,8 @@ def _require_readable(request: web.Request) -> None:
         _ = request.url
     except ValueError as error:
         raise BadRequest("the header Host is not a host and port") from error
+    if ".." in request.path.split("/"):
+        raise BadRequest("the path has a segment `..`")
 
 
 def _own_pages(own_host: str) -> Middleware:

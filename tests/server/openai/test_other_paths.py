@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yarl import URL
 
 from tests.server.chat_fake import ChatFake, model_folder
 from tests.server.helpers import served
@@ -59,6 +60,16 @@ async def test_engines_are_asked_in_turn_and_lost_ones_are_passed_over() -> None
         for _ in range(4):
             assert await it.post("/parse_function_call", text="x") == (200, {})
     assert [len(fake.received) for fake in fakes] == [2, 2]
+
+
+@pytest.mark.parametrize("up", ["..", "%2e%2e", "..%2F.."])
+async def test_a_path_leads_to_no_other_endpoint_of_an_engine(up: str) -> None:
+    fake = ChatFake()
+    async with served(fake, server={"admin_api_key": "admin"}) as it:
+        path = URL(f"{it.url}/v1/models/{up}/{up}/flush_cache", encoded=True)
+        async with it.session.get(path) as reply:
+            assert reply.status == 400
+        assert "/flush_cache" not in fake.paths()
 
 
 async def test_requests_of_a_session_of_sglang_go_where_it_was_opened() -> None:
