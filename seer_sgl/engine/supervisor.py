@@ -125,10 +125,10 @@ class EngineSupervisor:
             await await_ready(kept.start, self._session, self._timing)
             restarts.ready(loop.time())
             logger.info(works, restarts.name, loop.time() - began)
-        except EngineDelayed as error:
-            restarts.delayed(_first_line(error), loop.time())
         except (EngineStartError, ConfigError, OSError) as error:  # OSError: no descriptor, no fork
-            restarts.ended(_first_line(error), loop.time(), ready=False)
+            why = str(error).partition("\n")[0].rstrip(":")
+            own = not isinstance(error, EngineDelayed)
+            restarts.ended(why, loop.time(), ready=False, own=own)
         finally:
             kept.starting = None
 
@@ -139,7 +139,3 @@ class EngineSupervisor:
             await self._launcher.stop(kept.server_id)
         finally:
             kept.starting = None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(":")

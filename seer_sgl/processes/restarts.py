@@ -35,11 +35,11 @@ class Incidents:
 
 
 class _Failure(NamedTuple):
-    """`ready`: the process had worked; else it failed to start. `own`: it is the cause itself."""
+    """`ready`, `own`: as in `Restarts.ended`."""
 
     at: float
     ready: bool
-    own: bool = True
+    own: bool
 
 
 class Restarts:
@@ -68,19 +68,15 @@ class Restarts:
         """Records that it was never started, which is no failure."""
         self.down, self.reason = True, reason
 
-    def ended(self, reason: str, now: float, *, ready: bool = True) -> None:
-        """Records its end. `ready`: it had worked; else it failed to start."""
+    def ended(self, reason: str, now: float, *, ready: bool = True, own: bool = True) -> None:
+        """Records its end. `ready`: it had worked; else it failed to start. `own`: it is the cause
+        itself; else its start had no place, or lost it."""
         if ready and (self._started_at is None or now - self._started_at >= STABLE_S):
             self._row.clear()
-        self._row.append(_Failure(now, ready))
+        self._row.append(_Failure(now, ready, own))
         self.down, self.reason = True, reason
         if ready:
             self._incidents.ended(self.name, now)
-
-    def delayed(self, reason: str, now: float) -> None:
-        """Records that it had no place to start at, or lost it, which is no failure of its own."""
-        self._row.append(_Failure(now, ready=False, own=False))
-        self.down, self.reason = True, reason
 
     def due(self, now: float) -> bool:
         """Returns whether it is to be started now; decides on the quarantine."""

@@ -55,7 +55,7 @@ def test_starts_that_are_delayed_are_tried_again_for_ever_and_count_as_no_failur
     restarts, now = Restarts("e0", Incidents()), 0.0
     pauses = []
     for _ in range(2 * MOST_FAILURES):
-        restarts.delayed("Ray gives it no place", now)
+        restarts.ended("Ray gives it no place", now, ready=False, own=False)
         pauses.append(pause_of(restarts, now))
         now += pauses[-1]
         restarts.started(now)
