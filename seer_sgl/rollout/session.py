@@ -93,8 +93,10 @@ class RolloutSession:
 
         Raises RolloutError if groups were given up or if the journal is incomplete.
         """
-        failures = [group.failure for group in self._given_up if group.failure is not None]
-        left = any(failure.kind is FailureKind.LEFT for failure in failures)
+        left = any(
+            group.failure is not None and group.failure.kind is FailureKind.LEFT
+            for group in self._given_up
+        )
         if self.journal is not None and not left:
             self.journal.finish(self.report())
         raise_if_given_up(self._given_up, self.recorder.groups)
