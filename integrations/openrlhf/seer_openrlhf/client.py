@@ -36,6 +36,10 @@ class ServerRefused(ServerError):
     """The server has answered with another status than 200."""
 
 
+class ResponseFailed(ServerRefused):
+    """The engines could not produce the response: the server gave the request up."""
+
+
 class ServerLost(ServerError):
     """The server has ended, or the connection to it."""
 
@@ -213,7 +217,8 @@ class Server:
         if answer.status == 200:
             return
         text = (await answer.content.read(1 << 16)).decode(errors="replace")
-        raise ServerRefused(f"{path}: {self._url} answers {answer.status}: {_message(text)}")
+        kind = ResponseFailed if answer.status == HTTPStatus.BAD_GATEWAY else ServerRefused
+        raise kind(f"{path}: {self._url} answers {answer.status}: {_message(text)}")
 
     def _decoded(self, text: bytes, path: str) -> Json:
         try:

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from .batch import Generator, SampleLost, of_reply
-from .client import Server, ServerError, ServerLost, ServerRefused
+from .client import ResponseFailed, Server, ServerError, ServerLost, ServerRefused
 from .revival import Revival
 from .weight_clock import WeightClock
 
@@ -66,13 +66,16 @@ class Lasting(Generator):
     async def generate(self, body: Mapping[str, Any]) -> Json:
         """Returns SGLang's reply to one request, which has no journal.
 
-        Raises SampleLost if the trainer has sent other weights meanwhile, and ServerError.
+        Raises SampleLost if the server gave it up, or if the trainer has sent other weights
+        meanwhile, and ServerError.
         """
         oldest = self._weights.sent
         for repeats in range(REPEATS + 1):
             try:
                 reply = await self._server.generate(body)
                 self._revival.require(of_reply(reply)["weight_spans"], oldest)
+            except ResponseFailed as error:
+                raise SampleLost(str(error)) from None
             except ServerLost as error:
                 await self._back(error, repeats)
                 if self._weights.sent != oldest:

@@ -10,7 +10,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 from seer_openrlhf import client
+from seer_openrlhf.batch import SampleLost
 from seer_openrlhf.client import LOOKS, Server, ServerError, ServerLost
+from seer_openrlhf.front import Front
 from seer_openrlhf.ports import free_port
 
 Json = dict[str, Any]
@@ -172,6 +174,18 @@ async def test_a_refusal_has_the_servers_reason() -> None:
         with pytest.raises(ServerError, match="503"):
             await server.generate({})
     assert stream.tokens == ["Bearer a", "Bearer t"]
+
+
+async def test_a_response_that_the_engines_could_not_produce_is_lost_alone() -> None:
+    async def control(_: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "2 engines died"}}, status=502)
+
+    stream = Stream([], nothing)
+    vars(stream).update(control=control)
+    async with client_of(stream) as (server, url):
+        ask: Any = Front(server, None)._lasting.generate
+        with pytest.raises(SampleLost, match=f"^/generate: {url} answers 502: 2 engines died$"):
+            await ask({})
 
 
 @pytest.mark.parametrize("status", [429, 503])
