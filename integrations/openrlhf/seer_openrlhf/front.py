@@ -165,11 +165,12 @@ class Front:
         the server has ended so far.
         """
         try:
-            with self._weights.during(path, (fields or {}).get("weight_version")):
+            with self._weights.during(path, (fields or {}).get("weight_version")) as found:
                 status, answer = await self._server.outcome(path, fields)
+                found.update({"success": status == HTTPStatus.OK, **answer})
         except ServerError as error:
             return {"lost": True, "message": str(error)}
-        return {"success": status == HTTPStatus.OK, **answer, "ends": self._revival.ends}
+        return {**found, "ends": self._revival.ends}
 
     async def log_probs(self, engine: str, ids: Sequence[int]) -> Json:
         """Returns an engine's `log_probs` of all ids but the first, or why there are none.

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from seer_openrlhf.broadcasts import UPDATE as BUCKET
 from seer_openrlhf.client import Server, ServerError
 from seer_openrlhf.front import Front
+from seer_openrlhf.weight_clock import BEGIN, END
 
 Json = dict[str, Any]
 META = {"input_token_logprobs": [[None, 5, None], [-0.5, 6, None], [-1.5, 7, None]]}
@@ -62,6 +64,29 @@ async def test_a_refusal_is_an_answer_and_needs_the_admin_token() -> None:
             "POST /end_weight_update Bearer a",
             "GET /workers Bearer a",
         ]
+
+
+async def test_weights_are_sent_once_engines_have_all_of_them() -> None:
+    fails = (400, {"success": False, "engines": {"e0": {"status": 400, "reply": "no memory"}}})
+    one = {"e0": {"status": None, "reply": "gone"}, "e1": {"status": 200, "reply": {}}}
+    part = (200, {"success": True, "engines": one})
+    done = (200, {"success": True})
+    disk = "/update_weights_from_disk"
+
+    async def sent(*calls: tuple[str, tuple[int, Any]]) -> int | None:
+        async with answering() as (control, front):
+            for path, answer in calls:
+                control.answers[path] = answer
+                await front.update(path, {"weight_version": "3"} if path.startswith("/up") else {})
+            assert front._weights.version in (0, 3)
+            return front._weights.sent
+
+    assert await sent((BEGIN, done), (BUCKET, done), (BUCKET, done), (END, part)) == 3
+    for bucket in (fails, part):
+        assert await sent((BEGIN, done), (BUCKET, done), (BUCKET, bucket), (END, done)) is None
+    assert await sent((BEGIN, done), (BUCKET, done), (END, fails)) is None
+    assert await sent((BEGIN, fails), (END, done)) is None
+    assert [await sent((disk, answer)) for answer in (done, part, fails)] == [3, 3, None]
 
 
 async def test_log_probs_are_those_of_all_tokens_but_the_first_after_the_end_of_a_pause() -> None:
