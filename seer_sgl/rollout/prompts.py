@@ -149,14 +149,7 @@ class PromptReader(msgspec.Struct, frozen=True):
             raise PromptError(f"{place}: messages: {self.no_chats}")
         if isinstance(record, Prompt):
             prompt = record
-            if not isinstance(prompt.n, int) or not 1 <= prompt.n <= MOST_SAMPLES:
-                raise PromptError(f"{place}: n: {prompt.n!r} is not in 1..{MOST_SAMPLES}")
-            if not isinstance(prompt.prompt_ids, array) or prompt.prompt_ids.typecode != "i":
-                raise PromptError(f"{place}: prompt_ids: expected array('i')")
-            if prompt.sampling is not None:
-                if not isinstance(prompt.sampling, Sampling):
-                    raise PromptError(f"{place}: sampling: expected Sampling")
-                _check(prompt.sampling, place)
+            _check_made(prompt, place)
         else:
             messages, given = with_images(record, place)
             prompt = Prompt(
@@ -259,6 +252,20 @@ def overridden(sampling: Sampling, overrides: Mapping[str, Any], place: str) -> 
         raise PromptError(f"{place}: {f'sampling.{key}'.rstrip('.')}: {why}") from error
     _check(sampling, place)
     return sampling
+
+
+def _check_made(prompt: Prompt, place: str) -> None:
+    """Raises PromptError for a Prompt whose fields have wrong types or values."""
+    if not isinstance(prompt.prompt_id, str):
+        raise PromptError(f"{place}: prompt_id: expected str")
+    if not isinstance(prompt.n, int) or not 1 <= prompt.n <= MOST_SAMPLES:
+        raise PromptError(f"{place}: n: {prompt.n!r} is not in 1..{MOST_SAMPLES}")
+    if not isinstance(prompt.prompt_ids, array) or prompt.prompt_ids.typecode != "i":
+        raise PromptError(f"{place}: prompt_ids: expected array('i')")
+    if prompt.sampling is not None:
+        if not isinstance(prompt.sampling, Sampling):
+            raise PromptError(f"{place}: sampling: expected Sampling")
+        _check(prompt.sampling, place)
 
 
 def _check(sampling: Sampling, place: str) -> None:

@@ -203,6 +203,7 @@ HALF = "half a pair: \ud800"
         PromptRecord(prompt_ids=[1 << 40]),
         PromptRecord(prompt_ids=[1], n=-1),
         Prompt(prompt_id=HALF, prompt_ids=array("i", [1]), n=1),
+        Prompt(prompt_id=5, prompt_ids=array("i", [1]), n=1),  # type: ignore[arg-type]
         Prompt(prompt_id="p", prompt_ids=array("i", [1]), n=1, metadata=HALF),
         Prompt(prompt_id="p", prompt_ids=array("i", [1]), n=0),
         Prompt(prompt_id="p", prompt_ids=array("i", [1]), n=1 << 40),
@@ -210,7 +211,7 @@ HALF = "half a pair: \ud800"
         Prompt(prompt_id="p", prompt_ids=array("q", [1]), n=1),
         7,
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_python_objects_that_cannot_be_rolled_out_are_named(wrong: Any) -> None:
     with pytest.raises(PromptError, match=r"^prompts\[1\]: ") as raised:
