@@ -260,6 +260,7 @@ class Rollout:
             observers,
         )
         self._replayed = journal.report()
+        self._runs += 1  # the next run draws other seeds
         for group in groups:
             if group.failure is None:
                 yield in_order(group)

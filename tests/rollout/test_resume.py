@@ -107,6 +107,19 @@ async def test_a_complete_rollout_is_given_again_without_a_chunk(
         assert f"journal {path}: the rollout is complete" in log_lines
 
 
+async def test_the_run_after_a_complete_rollout_has_other_seeds(path: Path) -> None:
+    async with fakes() as it:
+        config = it.config_with(**kept(path))
+        groups, _ = await rolled(config)
+        async with Rollout(config) as rollout:
+            again, later = list[Group](), list[Group]()
+            await collect(rollout.resume(path, PROMPTS), again)
+            await collect(rollout.run(PROMPTS), later)
+        seeds = [{s.seed for s in samples_of(each).values()} for each in (groups, again, later)]
+        assert seeds[0] == seeds[1]
+        assert not seeds[1] & seeds[2]
+
+
 async def test_a_new_rollout_replaces_a_complete_journal_but_no_unfinished_one(path: Path) -> None:
     async with fakes() as it:
         config = it.config_with(**kept(path))
