@@ -36,6 +36,11 @@ async def resume(state: FleetState, tags: Sequence[str], fields: Fields) -> Call
         engines = state.engines()
         await _forget_restarted(state, engines)
         replies = await on_each(engines, lambda engine: _resume(state, engine, tags, fields))
+        why = "it did not answer when its memory was resumed"
+        for name in [name for name, reply in replies.items() if reply.status is None]:
+            logger.warning("engine %s is stale: %s", name, why)
+            with contextlib.suppress(ConfigError):  # it has left
+                state.driver.mark_stale(name, why)
     finally:
         state.end_release_if_all_back()
     return CallResult.of(replies)
@@ -72,10 +77,6 @@ async def _resume(
         released.difference_update(tags)
     elif reply.status is None:  # most likely it has ended; it must not hold the others
         released.clear()
-        with contextlib.suppress(ConfigError):  # it has left
-            why = "it did not answer when its memory was resumed"
-            logger.warning("engine %s is stale: %s", engine.info.engine_id, why)
-            state.driver.mark_stale(engine.info.engine_id, why)
     return reply
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from seer_sgl import Rollout, TrainerGroup, WeightUpdate
+from seer_sgl import EnginesFailed, Rollout, TrainerGroup, WeightUpdate
 from seer_sgl.engine.client import RANK
 from seer_sgl.engine.describe import describe
 from seer_sgl.engine.orphans import end_orphans
@@ -122,6 +122,17 @@ async def test_a_server_is_updated_once_and_all_its_ranks_have_the_weights() -> 
         versions = {engine.info.weight_version for engine in rollout.fleet.engines}
         assert versions == {"v2"}
         check(await all_groups(rollout))
+
+
+async def test_a_server_that_does_not_resume_its_memory_serves_with_no_rank() -> None:
+    fake = FakeSGLang(**TWO_RANKS)
+    async with rolling(fake) as rollout:
+        await rollout.backend.release_memory(["kv_cache"])
+        fake.silent.add("/resume_memory_occupation")
+        with pytest.raises(EnginesFailed):
+            await rollout.backend.resume_memory()
+        assert sorted(rollout.driver.stale) == BOTH
+        assert not any(map(rollout.driver.available, BOTH))
 
 
 async def test_weights_of_several_copies_come_from_disk_only() -> None:
