@@ -273,6 +273,8 @@ class Backend:
                 if own:
                     await self._restore(engine)
                 accepted = await self._admit(engine)
+                if engine.info.engine_id in self._leaving:  # it was drained meanwhile
+                    raise StateError(f"engine {engine.info.engine_id} is leaving the fleet")
                 self.driver.add_engine(engine)
                 added.append(engine.info.engine_id)
                 accepted()

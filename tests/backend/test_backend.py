@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from seer_sgl.backend.calls import limited
 from seer_sgl.backend.groups import TrainerGroup
 from seer_sgl.backend.replies import CallResult, EngineReply, EnginesFailed
 from seer_sgl.backend.weights import WeightUpdate
+from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import ConfigError, InputError, PromptError, RolloutError, StateError
 from seer_sgl.processes.child import LOG_PATH
 from seer_sgl.server.control.answers import updated
@@ -273,6 +275,28 @@ async def test_no_engine_joins_in_the_middle_of_an_update(trainer: Trainer, it: 
         assert (await trainer.update("v1")).kind == "ok"
         assert (await trainer.join(url)).kind == "ok"
         assert len(it.service.driver.engines) == 3
+
+
+async def test_an_engine_that_is_drained_while_it_joins_does_not_stay_in_the_driver(
+    monkeypatch: pytest.MonkeyPatch, it: Served
+) -> None:
+    backend, drains = it.service.backend, list[asyncio.Future[None]]()
+    admit, lock = backend._admit, backend._lock
+
+    async def drained(engine: HttpEngine) -> Callable[[], None]:
+        accepted = await admit(engine)
+        drains.append(backend.drain(engine.info.engine_id))
+        await until(lambda: lock._waiters)
+        return accepted
+
+    monkeypatch.setattr(backend, "_admit", drained)
+    async with serving(FakeSGLang()) as url:
+        with pytest.raises(StateError, match="e2 is leaving the fleet"):
+            await backend.join(url)
+        await drains[0]
+    for engines in (backend.driver.engines, [each.info for each in it.service.fleet.engines]):
+        assert [info.engine_id for info in engines] == ["e0", "e1"]
+    assert not backend.leaving
 
 
 async def test_weights_that_were_loaded_by_other_means_are_adopted(
