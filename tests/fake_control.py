@@ -45,7 +45,7 @@ class FakeControl:
             "/release_memory_occupation": self.release,
             "/resume_memory_occupation": self.take_back,
             "/init_weights_update_group": self.init_group,
-            "/destroy_weights_update_group": self.succeed,
+            "/destroy_weights_update_group": self.destroy_group,
             "/begin_weight_update": self.begin,
             "/end_weight_update": self.end,
             "/update_weights_from_disk": self.update,
@@ -130,6 +130,12 @@ class FakeControl:
         group = fields.get("group_name", "weight_update_group")
         self.groups[group] = (fields["rank_offset"], fields["world_size"])
         return {"success": True, "message": "Succeeded to initialize custom process group."}
+
+    async def destroy_group(self, fields: dict[str, Any]) -> Any:
+        group = fields.get("group_name", "weight_update_group")
+        if self.groups.pop(group, None) is None:
+            return {"success": False, "message": "The group to be destroyed does not exist."}
+        return {"success": True, "message": "Succeeded to destroy custom process group."}
 
     async def begin(self, _: dict[str, Any]) -> Any:
         if self.in_session:

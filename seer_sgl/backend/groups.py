@@ -10,10 +10,12 @@ from seer_sgl.errors import InputError, StateError
 
 from .bodies import Fields, body_of, fields_of, group_bodies
 from .calls import call_all
-from .replies import CallResult, failed_of
+from .replies import CallResult, failed_of, failures
 from .state import FleetState, ranks_of, start_of
 
 DEFAULT_GROUP = "weight_update_group"  # SGLang's
+# SGLang's words of an engine that was restarted, or has joined, since the group was made.
+NO_MEMBER = "group to be destroyed does not exist"
 
 
 class TrainerGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +77,8 @@ async def destroy_group(state: FleetState, name: str, fields: Fields) -> CallRes
     path = "/destroy_weights_update_group"
     async with state.holds.during("destroy_weights_update_group"):
         replies = await call_all(state.engines(), "POST", path, body_of(fields))
-    return CallResult.of(replies)
+    members = {name: it for name, it in replies.items() if NO_MEMBER not in str(it.reply)}
+    return CallResult(replies, failures(members or replies))
 
 
 def require_one_copy(call: str, engines: Iterable[HttpEngine]) -> None:

@@ -235,6 +235,19 @@ async def test_a_collective_update_does_not_begin_without_a_member_of_its_group(
         assert status == 200, answer
 
 
+async def test_a_group_is_destroyed_although_a_member_was_restarted() -> None:
+    fakes = two()
+    group = {"group_name": "g", "rank_offset": 1, "world_size": 3}
+    async with served(*fakes) as it:
+        assert (await it.post("/init_weights_update_group", **group))[0] == 200
+        fakes[1].groups.clear()
+        fakes[1].startup_s += 1
+        for expected in (200, 400):  # then there is no such group
+            status, answer = await it.post("/destroy_weights_update_group", group_name="g")
+            assert (status, answer["success"]) == (expected, expected == 200), answer
+        assert answer["engines"]["e1"]["status"] == 400
+
+
 async def test_a_group_made_in_an_update_has_the_engines_that_take_part() -> None:
     first, other = two()
     async with served(first, other) as it:
