@@ -62,5 +62,5 @@ def decode(frame: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
     """Returns a frame to one of both ends. Raises msgspec.DecodeError for any other bytes."""
     try:
         return decoder.decode(frame)
-    except RecursionError as error:
-        raise msgspec.DecodeError("nested too deeply") from error
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise msgspec.DecodeError(str(error)) from error

@@ -258,9 +258,10 @@ async def test_an_engine_that_restarts_takes_over_from_its_dead_socket(
 
 
 NESTED = b"\x82\xa4type\xa4done\xa6groups" + b"\x91" * 100_000 + b"\xc0"
+NO_TEXT = messages.encode(Forget("g.0", 0)).replace(b"g.0", b"\xff" * 3)
 
 
-@pytest.mark.parametrize("unknown", [b"\x81\xa4type\xa4what", NESTED])
+@pytest.mark.parametrize("unknown", [b"\x81\xa4type\xa4what", NESTED, NO_TEXT])
 async def test_an_engine_ignores_what_a_newer_driver_says(
     server: LinkServer, unknown: bytes
 ) -> None:
