@@ -52,7 +52,7 @@ def _mapped_files(pid: int) -> set[int]:
     Inodes, because a semaphore is renamed after it is mapped, and the map keeps its first name.
     """
     try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
     except OSError:  # the process has ended
         return set()
     # address, permissions, offset, device, inode, path

@@ -197,7 +197,7 @@ async def test_servers_outlive_a_stopped_driver_and_end_with_a_killed_one(tmp_pa
 
 
 def test_shared_memory_of_others_and_other_files_are_left_alone(tmp_path: Path) -> None:
-    model = shared_memory.FOLDER / f"a-model-{os.getpid()}"
+    model = shared_memory.FOLDER / f"a-model-\udce9-{os.getpid()}"  # a name that is no UTF-8
     theirs = SharedMemory(create=True, size=4096)
     try:
         model.write_bytes(bytes(4096))
