@@ -40,6 +40,7 @@ class EngineWatch:
         self._queue = QueueWatch(timing.queue_standing_s)
         self.progress: tuple[Any, ...] | None = None  # None while the engine does not answer
         self.seen: tuple[Any, ...] = ()  # its last progress: no answer is no progress
+        self.failing = ""  # why its last poll failed
         self.version = engine.info.weight_version
         self.task: asyncio.Task[None] | None = None
         self.broken = False  # it needs a restart
@@ -116,14 +117,16 @@ class EngineWatch:
         chunks = (flight.chunk for flight in loop.flights.on(self.name))
         return [chunk for chunk in chunks if chunk.rid in rids]
 
-    def end_if_hung(self, now: float, paused: bool) -> None:
+    def end_if_hung(self, now: float) -> None:
         """Has the server of an engine that is out for too long, and has not ended, restarted.
 
-        A paused engine cannot show that it works.
+        `now`: seconds without pauses, in which no engine can show that it works. A stale engine
+        that answers waits for an update.
         """
-        suspect = self.health.state is State.SUSPECT and not paused
-        if self._hung.stalled(now, int(suspect), ()):
-            self.engine.end_server(f"it hung: {self.health.why}")
+        stale = self.health.state is State.STALE
+        out = self.health.state is State.SUSPECT or (stale and bool(self.failing))
+        if self._hung.stalled(now, int(out), ()):
+            self.engine.end_server(f"it hung: {self.failing or self.health.why}")
 
     def end_if_broken(self, paused: bool) -> None:
         """Has the server of a broken engine restarted once its last chunk has ended."""

@@ -34,6 +34,7 @@ class Monitor:
         self._timing = settings.timing
         self._poll_s = settings.timing.poll_s
         self._awake_s = 0.0  # seconds since the start, counted in polls
+        self._unpaused_s = 0.0  # of them
         self._alive_at = 0.0  # when an engine last served, on the same scale
         self._available: set[EngineSlot] = set()  # at the last poll
         self._served = 0  # chunks that had returned tokens at the last poll
@@ -102,10 +103,11 @@ class Monitor:
         while True:
             await asyncio.sleep(self._poll_s)
             self._awake_s += self._poll_s
+            self._unpaused_s += 0.0 if self._loop.paused else self._poll_s
             self._loop.scheduler.elapsed(self._poll_s)
             for watched in self._watched.values():
                 watched.end_if_broken(self._loop.paused)
-                watched.end_if_hung(self._awake_s, self._loop.paused)
+                watched.end_if_hung(self._unpaused_s)
             self._follow_weights()
             self._report_mixed()
             self._require_serving()
@@ -131,8 +133,10 @@ class Monitor:
         try:
             load = await engine.load()
         except EngineError as error:
+            watched.failing = str(error)
             self._failed(watched, error)
         else:
+            watched.failing = ""
             self._loop.loaded(slot.engine_id, load)
             watched.progress = watched.seen = load.progress
             if engine.info.weight_version != watched.version:

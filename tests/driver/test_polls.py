@@ -1,10 +1,15 @@
-"""How often the monitor polls the engines, in virtual time."""
+"""How often the monitor polls the engines, and which it ends, in virtual time."""
 
 import asyncio
 
+import pytest
+from typing_extensions import override
+
 from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.settings import Settings
+from seer_sgl.driver.stall import HUNG_AFTER
 from seer_sgl.engine_types import EngineLoad, ServerState
+from seer_sgl.errors import EngineUnavailable
 from seer_sgl.sim.clock import run_virtually
 from seer_sgl.timing import Timing
 from tests.support.drivers import FakeFleet
@@ -52,3 +57,57 @@ def test_the_engines_of_a_large_fleet_share_the_polls_per_second_one_after_anoth
     assert (
         max(sum(start <= moment < start + 1 for moment in whole) for start in range(10, 19)) <= 101
     )
+
+
+class Hanging(Polled):
+    """An engine that answers no poll. `ended`: when it was to be restarted."""
+
+    def __init__(self, engine_id: str) -> None:
+        super().__init__(engine_id)
+        self.ended: list[float] = []
+
+    @override
+    async def load(self) -> EngineLoad:
+        raise EngineUnavailable("no answer")
+
+    def end_server(self, _: str) -> None:
+        self.ended.append(asyncio.get_running_loop().time())
+
+
+class Waiting(Hanging):
+    """An engine that answers every poll."""
+
+    load = Polled.load
+
+
+async def ended(engine: Hanging, updates: int, runs_s: float, paused_s: float) -> list[float]:
+    """Returns when an engine that misses all updates was to be restarted."""
+    clock = asyncio.get_running_loop().time
+    fleet = FakeFleet([engine, Polled("e1")])
+    async with Driver.over(fleet, Settings(timing=TIMING), clock) as driver:
+        for _ in range(updates):
+            await asyncio.sleep(runs_s)
+            await driver.pause()
+            driver.mark_stale("e0", "it missed a weight update")
+            await asyncio.sleep(paused_s)
+            driver.resume()
+    return engine.ended
+
+
+@pytest.mark.parametrize("paused_s", [0.0, 60.0])
+def test_an_engine_that_hangs_is_ended_although_it_misses_updates_meanwhile(
+    paused_s: float,
+) -> None:
+    hangs_s = HUNG_AFTER * Settings().engines.stall_timeout_s
+    first = run_virtually(ended(Hanging("e0"), 20, 60.0, paused_s))[0]
+    pauses = hangs_s // 60.0 * paused_s  # in which it cannot show that it works
+    assert hangs_s + pauses <= first < hangs_s + pauses + 5.0
+
+
+@pytest.mark.parametrize(
+    ("engine", "runs_s", "paused_s"), [(Waiting("e0"), 60.0, 0.0), (Hanging("e0"), 1.0, 60.0)]
+)
+def test_neither_a_stale_engine_that_answers_nor_a_paused_one_is_ended(
+    engine: Hanging, runs_s: float, paused_s: float
+) -> None:
+    assert not run_virtually(ended(engine, 20, runs_s, paused_s))
