@@ -60,12 +60,9 @@ def completions() -> Iterator[tuple[str, Json]]:
 
 def others() -> Iterator[tuple[str, Json]]:
     """Yields path and body for the fields of a chat that reach SGLang's scheduler, and for some of
-    other endpoints; not `/api/chat`, where SGLang 0.5.21 fails with every chat."""
+    other endpoints."""
     chat: Json = {"messages": MESSAGES, "max_tokens": 3}
     for name, value in itertools.product((*SAMPLING, *RENAMED, "rid", "logprobs"), VALUES):
         yield "/v1/chat/completions", {**chat, "top_logprobs": 1, name: value}
-    placed = [path for path in PLACED if path not in ("/vertex_generate", "/api/chat")]
-    for path, name, value in itertools.product(placed, ("text", "input", "top_k"), VALUES):
+    for path, name, value in itertools.product(PLACED, ("text", "input", "top_k"), VALUES):
         yield path, {**chat, "model": "any", "prompt": TEXT, "input": TEXT, name: value}
-    for name, value in itertools.product(("temperature", "top_k", "stop", "num_predict"), VALUES):
-        yield "/api/generate", {"model": "any", "prompt": TEXT, "options": {name: value}}

@@ -77,8 +77,8 @@ def test_other_paths_pass_no_reference_on() -> None:
         said(type="tool_result", content=[{"type": "image", "source": {"url": address}}]),
         {"input": [{"content": [{"type": "input_image", "image_url": address}]}]},
         {"input": [{"text": "a", "image": file}]},
-        {"instances": [{"text": "a", "image_data": [[file]]}]},
-        {"parameters": {"video_data": "AAAA"}},
+        {"input": [{"text": "a", "image_data": [[file]]}]},
+        {"video_data": "AAAA"},
         {"image_data": "FILE:///etc/passwd"},
         {"audio_data": {"url": address}},
         {"type": "tool_use", "input": [{"image": address}]},
@@ -96,12 +96,12 @@ def test_other_paths_pass_no_reference_on() -> None:
         require_no_reference(fields)
 
 
-@pytest.mark.parametrize("path", ["/encode", "/classify", "/vertex_generate", "/v1/messages"])
+@pytest.mark.parametrize("path", ["/encode", "/classify", "/v1/messages"])
 async def test_no_address_reaches_the_engine_of_another_path(path: str) -> None:
     engine = ImageEngine()
     fields: dict[str, Any] = {"text": "a", "image_data": "http://10.0.0.1/a"}
     async with served(engine) as it:
-        status, reply = await it.post(path, **fields, instances=[fields])
+        status, reply = await it.post(path, **fields)
         assert status == 400
         assert "image_data: 'http://10.0.0.1/a': only data URLs" in str(reply)
     assert not engine.seen

@@ -1,25 +1,18 @@
 """SGLang's other endpoints of single requests: all of them pass through."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
 
-import msgspec
 from aiohttp import web
 
-from seer_sgl.admission.sampling import invalid
-from seer_sgl.config import plain
 from seer_sgl.engine.answers import EngineAnswer, ask
 from seer_sgl.errors import EngineError
 from seer_sgl.server.decode import decode, decode_fields
-from seer_sgl.server.errors import BadRequest, Unavailable
-from seer_sgl.server.json import dumps
+from seer_sgl.server.errors import Unavailable
 from seer_sgl.server.openai.engines import Engines
 from seer_sgl.server.openai.errors import with_errors
 from seer_sgl.server.service import Service
-from seer_sgl.types import Sampling
 
-from .body import passthrough_body
 from .media import require_no_reference
 from .openai import refuse_crashing, tokens_of
 
@@ -28,9 +21,6 @@ from .openai import refuse_crashing, tokens_of
 PLACED: Mapping[str, int | None] = {
     "/v1/messages": None,
     "/v1/responses": None,
-    "/api/chat": None,
-    "/api/generate": None,
-    "/vertex_generate": None,
     "/encode": 1,
     "/classify": 1,
     "/v1/classify": 1,
@@ -39,38 +29,6 @@ PLACED: Mapping[str, int | None] = {
     "/v1/score": 1,
     "/v1/decisions": 1,
     "/v1/systemone": 1,
-}
-
-
-def _of_vertex(fields: Mapping[str, Any]) -> dict[str, Any]:
-    instances, parameters = fields.get("instances"), fields.get("parameters")
-    objects = (
-        [one for one in instances if isinstance(one, dict)] if isinstance(instances, list) else []
-    )
-    name = next((name for name in INPUTS if objects and objects[0].get(name)), None)
-    inputs = {} if name is None else {name: [instance.get(name) for instance in objects]}
-    return inputs | (parameters if isinstance(parameters, dict) else {})
-
-
-def _of_ollama(fields: Mapping[str, Any]) -> dict[str, Any]:
-    options, prompt = fields.get("options"), fields.get("prompt")
-    given = options if isinstance(options, dict) else {}
-    params = {name: given[theirs] for theirs, name in OLLAMA.items() if theirs in given}
-    system = fields.get("system")
-    text = f"{system}\n\n{prompt}" if system and isinstance(prompt, str) else prompt
-    blank = isinstance(text, str) and not text.strip()  # SGLang generates nothing
-    return {"text": None if blank else text, "sampling_params": params}
-
-
-# Ollama's options that SGLang reads (entrypoints/ollama/serving.py).
-SAME = ("temperature", "top_p", "top_k", "stop", "presence_penalty", "frequency_penalty", "seed")
-OLLAMA: Mapping[str, str] = {"num_predict": "max_new_tokens"} | {name: name for name in SAME}
-INPUTS = ("text", "input_ids", "input_embeds")
-# Endpoints whose engine makes a request of `/generate` of them, and the fields of that request.
-OF_GENERATE: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "/api/generate": _of_ollama,
-    "/api/chat": _of_ollama,
-    "/vertex_generate": _of_vertex,
 }
 # Endpoints that only the tokenizer process answers.
 ASKED = (
@@ -82,8 +40,6 @@ ASKED = (
     ("POST", "/parse_function_call"),
     ("POST", "/separate_reasoning"),
     ("GET", "/v1/models/{model:.+}"),
-    ("GET", "/api/tags"),
-    ("POST", "/api/show"),
 )
 # Endpoints of what one engine has stored: the first engine that has it answers.
 SEARCHED = (
@@ -109,22 +65,9 @@ class OtherPaths:
         if budget is not None:
             fields["max_tokens"] = budget
         tokens = tokens_of(fields, len(body), self._service.longest())
-        await self._refuse_crashing(http.path, fields, len(body))
+        refuse_crashing(self._service, fields)
         reason = http.path.strip("/").replace("/", "_")
         return await self._service.pass_through(http, body, reason, tokens=tokens)
-
-    async def _refuse_crashing(self, path: str, fields: Mapping[str, Any], size: int) -> None:
-        """Raises BadRequest for what would crash an engine. `size`: of the body in bytes."""
-        if path not in OF_GENERATE:
-            refuse_crashing(self._service, dict(fields))
-            return
-        service, request = self._service, OF_GENERATE[path](fields)
-        body = dumps(request)
-        await service.in_thread_if_long(
-            size, passthrough_body, body, service.infos(), service.texts()
-        )
-        if OF_GENERATE[path] is _of_ollama:
-            _require_possible(request["sampling_params"])
 
     async def asked(self, http: web.Request) -> web.Response:
         """Sends a request to any engine."""
@@ -170,17 +113,6 @@ class OtherPaths:
             return _response(await ask(engine, "POST", http.path_qs, body))
         except EngineError as error:
             raise Unavailable(str(error)) from error
-
-
-def _require_possible(parameters: Mapping[str, Any]) -> None:
-    """Raises BadRequest for values that SGLang would refuse in the middle of a stream."""
-    given = {name: value for name, value in parameters.items() if value is not None}
-    try:
-        sampling = msgspec.convert(given, Sampling)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"options: {plain(str(error))}") from error
-    for name, why in invalid(sampling):
-        raise BadRequest(f"options.{name}: {why}")
 
 
 def add_other_paths(app: web.Application, service: Service, engines: Engines) -> None:

@@ -1,13 +1,11 @@
 """SGLang's other endpoints: an engine answers them, and a session stays on its engine."""
 
 import asyncio
-from pathlib import Path
-from typing import Any
 
 import pytest
 from yarl import URL
 
-from tests.server.chat_fake import ChatFake, model_folder
+from tests.server.chat_fake import ChatFake
 from tests.server.helpers import served
 from tests.support.bodies import body
 from tests.support.waiting import until
@@ -22,34 +20,6 @@ async def test_other_endpoints_go_to_an_engine_and_hold_room_in_the_ledger() -> 
         assert await it.post("/parse_function_call", text="x") == (500, None)
         assert it.service.passthrough.counts.total() == 2
         assert not it.service.generation.in_progress
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "named"),
-    [
-        ("/vertex_generate", {"instances": [{"text": " w100"}, {"text": "gcd"}]}, "text"),
-        ("/vertex_generate", {"instances": [{"input_ids": [-1]}]}, "input_ids"),
-        (
-            "/vertex_generate",
-            {
-                "instances": [{"input_ids": [5]}],
-                "parameters": {"sampling_params": {"top_k": 1 << 40}},
-            },
-            "top_k",
-        ),
-        ("/api/generate", {"model": "any", "prompt": "gcd"}, "text"),
-        ("/api/generate", {"prompt": " w100", "options": {"top_k": 1 << 40}}, "top_k"),
-        ("/api/generate", {"prompt": " w100", "options": {"top_k": 0}}, "options.top_k"),
-        ("/api/chat", {"messages": [], "options": {"temperature": -1}}, "options"),
-    ],
-)
-async def test_what_ends_an_engine_is_refused_on_other_endpoints_too(
-    tmp_path: Path, path: str, fields: dict[str, Any], named: str
-) -> None:
-    async with served(ChatFake(), model={"path": model_folder(tmp_path)}) as it:
-        status, reply = await it.post(path, **fields)
-    assert status == 400
-    assert reply["error"]["message"].startswith(f"{named}: ")
 
 
 async def test_engines_are_asked_in_turn_and_lost_ones_are_passed_over() -> None:
