@@ -11,8 +11,6 @@ from .advice import CALIBRATION, Advice, advice
 from .lengths import LengthFigures, length_figures
 from .orders import (
     CHUNK,
-    LABELS,
-    TODAY,
     Draw,
     Notice,
     OrderRow,
@@ -20,9 +18,7 @@ from .orders import (
     altered,
     best_chunk,
     best_concurrency,
-    chunk_sizes,
     compare,
-    concurrencies,
     gain_on,
     resampled,
 )
@@ -69,16 +65,6 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     price: float | None = None
     chosen_chunk: int | None = None
     draws: int = 0
-
-
-def simulations(question: Question) -> int:
-    """Returns how many rollouts `answer` simulates."""
-    scenario = question.scenarios[-1]
-    longest = scenario.config.workload.lengths.max
-    chunks = 0 if question.chosen_chunk is not None else len(chunk_sizes(longest))
-    draws = len(question.scenarios) - 1 or question.draws
-    orders = len(TODAY) + 1  # our order, too
-    return chunks + len(LABELS) + len(concurrencies(scenario)) + draws * orders
 
 
 def answer(question: Question, notice: Notice) -> WhatIfAnswer:

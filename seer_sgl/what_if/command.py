@@ -24,10 +24,9 @@ from seer_sgl.sim.config import EngineConfig
 from seer_sgl.sim.opening import open_trace
 from seer_sgl.traces.trace import Trace
 
-from .answer import Question, WhatIfAnswer, answer, simulations
+from .answer import Question, WhatIfAnswer, answer
 from .chosen import chosen_keys, described
 from .constants import measured_engine
-from .estimate import progress
 from .orders import CHUNK
 from .page import print_page
 from .profiles import DEFAULT_MODEL, measured_profile, profile
@@ -101,9 +100,7 @@ class WhatIf:
 
     def ask(self) -> WhatIfAnswer:
         """Simulates everything. Raises ConfigError if a trace cannot be simulated."""
-        question = self._question()
-        notice = progress(simulations(question), lambda step: logger.info("%s", step))
-        self._found = answer(question, notice)
+        self._found = answer(self._question(), lambda step: logger.info("simulating: %s", step))
         return self._found
 
     async def replay(self) -> None:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from seer_sgl.cli import main
 from seer_sgl.sim.config import LengthsConfig
-from seer_sgl.sim.simulate import simulate
 from seer_sgl.sim.workload import draw
 from seer_sgl.what_if.orders import LABELS, TODAY, chunk_sizes
 from tests.sim.commands import Command, assert_refused, command, write_trace
@@ -161,27 +159,6 @@ def test_one_token_has_an_answer(what_if: Command) -> None:
     page = what_if("one.csv", "--draws", "0", *CHOSEN, *fast, "--log-level", "error")
     assert (page.status, page.err) == (0, "")
     assert "no order can be faster" in page.out
-
-
-def test_the_estimate_counts_the_simulations(
-    what_if: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = list[object]()
-
-    def counted(*args: Any) -> Any:
-        runs.append(args)
-        return simulate(*args)
-
-    said = list[int]()
-
-    def progress(count: int, _: object) -> Callable[[str], str]:
-        said.append(count)
-        return str
-
-    monkeypatch.setattr("seer_sgl.sim.variants.simulate", counted)
-    monkeypatch.setattr("seer_sgl.what_if.command.progress", progress)
-    answer(what_if, "even.csv", "--engines", "2", "--draws", "1")
-    assert said == [len(runs)]
 
 
 def test_chunks_are_powers_of_two_below_the_longest_response() -> None:
