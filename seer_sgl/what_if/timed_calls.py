@@ -9,7 +9,9 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from seer_sgl.errors import BadReply, EngineUnavailable
+from seer_sgl.engine import wire
+from seer_sgl.engine.server_calls import GENERATE, ServerCalls
+from seer_sgl.errors import BadReply
 
 LIMIT_S = 120.0  # of a call: a server that answers no later is unavailable
 TOKENS = (3, 64)  # range of the inputs' token ids: every model has them
@@ -53,8 +55,8 @@ async def seconds(
 ) -> float:
     """Returns the wall time of all calls at once. `bodies[i]` go to the engine at `urls[i]`.
 
-    Raises EngineUnavailable if a server does not answer within `limit_s` seconds, and BadReply if
-    it generates another number of tokens.
+    Raises EngineUnavailable if a server does not answer within `limit_s` seconds, BadReply if it
+    generates another number of tokens, and RequestRejected if SGLang refuses a call.
     """
     calls = [(url, body) for url, some in zip(urls, bodies, strict=True) for body in some]
     began = time.perf_counter()
@@ -68,22 +70,14 @@ async def seconds(
 async def _generate(
     session: aiohttp.ClientSession, url: str, content: Body, limit_s: float
 ) -> bytes:
-    timeout = aiohttp.ClientTimeout(total=limit_s)
-    try:
-        async with session.post(f"{url}/generate", json=content, timeout=timeout) as reply:
-            reply.raise_for_status()
-            return await reply.read()
-    except TimeoutError as error:
-        why = f"no answer within {limit_s:g} s"
-        raise EngineUnavailable(f"{url}: while measuring step times: {why}") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise EngineUnavailable(f"{url}: while measuring step times: {error}") from error
+    server = ServerCalls(session, url, f"{url}: while measuring step times")
+    return await server.call("POST", GENERATE, aiohttp.JsonPayload(content), within_s=limit_s)
 
 
 def _check(url: str, content: Body, reply: bytes) -> None:
     try:
-        count = len(msgspec.json.decode(reply, type=TimedReply).output_ids)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        count = len(wire.decode(reply, TimedReply).output_ids)
+    except wire.Unreadable as error:
         raise BadReply(f"{url}: while measuring step times: {error}") from error
     wanted = content["sampling_params"]["max_new_tokens"]
     if count != wanted:

@@ -69,7 +69,7 @@ async def test_a_server_that_never_answers_ends_the_measurement() -> None:
     fake = FakeSGLang()
     fake.faults.append("stall")
     async with serving(fake) as url:
-        with pytest.raises(EngineUnavailable, match=r"no answer within 0\.05 s"):
+        with pytest.raises(EngineUnavailable, match=r"no answer on /generate within 0\.05 s"):
             await timed(url, 0.05)
 
 
