@@ -17,6 +17,7 @@ from rich.console import Console
 
 from .config.ready import REQUIREMENTS
 from .engine.launch.process import engine_environment, gpu_visible
+from .errors import first_line
 from .kvpool import packages
 from .processes import loopback
 
@@ -123,8 +124,8 @@ def check_torch() -> Check:
     try:
         import torch
     except (ImportError, OSError) as error:
-        why = str(error).splitlines()[0]
-        return Check("torch", Verdict.MISSING, f"cannot be imported: {why}", install_command())
+        found = f"cannot be imported: {first_line(error)}"
+        return Check("torch", Verdict.MISSING, found, install_command())
 
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
     found = f"{torch.__version__}, {build} build"
@@ -211,7 +212,7 @@ def check_mooncake() -> Check:
     try:
         packages.load_store()
     except (ImportError, OSError) as error:
-        why = str(error).splitlines()[0]
+        why = first_line(error)
         rdma = any(f"lib{name}." in why for name in _rdma_libraries())
         fix = _rdma_command() if rdma else reinstall
         return Check("mooncake", Verdict.OPTIONAL, f"{found} cannot be loaded: {why}", fix)

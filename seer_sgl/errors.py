@@ -182,3 +182,8 @@ def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's text, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from seer_sgl.errors import ConfigError
+from seer_sgl.errors import ConfigError, first_line
 from seer_sgl.link.tokenizer import PROGRAM, LoadedTokenizer, TokenizerSource
 from seer_sgl.processes.child import PARENT_PID
 from seer_sgl.torchvision_schemas import define_missing_schemas
@@ -73,8 +73,7 @@ def _loaded(source: TokenizerSource, _: tuple[tuple[str, int, int], ...]) -> Tok
                 f"model.trust_remote_code: the tokenizer in {path} has its own Python code, "
                 f"which runs only if this is true"
             ) from error
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"no tokenizer in {path}: {reason}") from error
+        raise ConfigError(f"no tokenizer in {path}: {first_line(error)}") from error
 
 
 def _by_sglang(source: TokenizerSource) -> Tokenizer | None:

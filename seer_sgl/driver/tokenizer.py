@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+from seer_sgl.errors import first_line
 from seer_sgl.types import token_array
 
 
@@ -56,8 +57,7 @@ class Tokenizer:
                 messages, add_generation_prompt=True, tokenize=tokenize, return_dict=False
             )
         except Exception as error:  # templates are programs: jinja2 errors, KeyError, TypeError
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ValueError(f"chat template: {reason}") from error
+            raise ValueError(f"chat template: {first_line(error)}") from error
 
     def stop_len(self, text: str) -> int:
         """Returns the tokens of a stop string, counted as in SGLang's SamplingParams.normalize."""

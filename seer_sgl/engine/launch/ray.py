@@ -18,12 +18,11 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from typing_extensions import override
 
-from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError
+from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError, first_line
 
 from .launcher import EngineStart, Launcher
 from .ray_actor import Actor
 from .ray_host import EngineHost
-from .ray_process import first_line
 from .server import ServerPlan
 
 logger = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 from typing_extensions import override
 
+from seer_sgl.errors import first_line
 from seer_sgl.processes.child import LOG_PATH, open_log
 
 from .launcher import EngineProcess
@@ -96,8 +97,3 @@ async def _why_lost(hosted: Hosted, error: Exception) -> str:
     if any(node["NodeID"] == hosted.node_id and node["Alive"] for node in nodes):
         return f"its actor on {hosted.host} ended: {first_line(error)}"
     return f"its node {hosted.host} left the cluster"
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error's text; Ray's errors have many."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

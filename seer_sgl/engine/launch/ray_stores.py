@@ -7,12 +7,11 @@ from pathlib import Path
 from ray.exceptions import RayError
 from typing_extensions import override
 
-from seer_sgl.errors import ConfigError, SeerError
+from seer_sgl.errors import ConfigError, SeerError, first_line
 from seer_sgl.processes.supervisor import Supervised
 
 from .ray_actor import Actor
 from .ray_host import StoreHost
-from .ray_process import first_line
 
 
 class RayStore(Supervised):
