@@ -3,8 +3,9 @@
 SGLang counts a token for its penalties while it prepares the next step. With overlapped scheduling
 the newest token is not on the host yet, so SGLang counts the previous token; for the first step,
 the last token of the prompt. The delay depends on the scheduler's other work, so one request gets
-different logits in different batches. The hooks process the last step's result first, as SGLang
-does for grammars, and count the newest token when the step runs.
+different logits in different batches. The hooks count when the step runs, and wait for the tokens
+of the step before if a penalty depends on them. Its result is not processed earlier than in stock
+SGLang: a request that ends there would be cached with a token whose KV is not yet computed.
 
 `min_new_tokens` is one of SGLang's penalties. An engine that drafts applies it per token
 (speculation/minimum.py).
@@ -12,7 +13,7 @@ does for grammars, and count the newest token when the step runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from seer_sgl.link.contract import ALGORITHM
@@ -23,6 +24,7 @@ from .sglang_types import (
     SglMinNewTokens,
     SglPresencePenalty,
     SglRepetitionPenalty,
+    SglReq,
     SglSamplingInfo,
     SglScheduleBatch,
     SglScheduler,
@@ -37,14 +39,6 @@ MINIMUM = "BatchedMinNewTokensPenalizer"
 def hooks() -> list[Hook]:
     return [
         Hook(
-            f"{SCHEDULER}.is_disable_overlap_for_batch",
-            newest_token_first,
-            "after",
-            "SGLang prepares a step before the last one's tokens are on the host; a step whose "
-            "penalties depend on those tokens waits for them.",
-            "SGLang counts penalties from tokens on the device.",
-        ),
-        Hook(
             "sglang.srt.managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens",
             count_later,
             "around",
@@ -56,8 +50,8 @@ def hooks() -> list[Hook]:
             f"{SCHEDULER}.run_batch",
             count_now,
             "before",
-            "SGLang starts the step here, with all tokens on the host; the delayed count is done "
-            "now.",
+            "SGLang starts the step here; if penalties depend on the last one's tokens, it waits "
+            "for them. The delayed count is done now.",
             "SGLang counts penalties from tokens on the device.",
         ),
         Hook(
@@ -79,21 +73,11 @@ def hooks() -> list[Hook]:
     ]
 
 
-def newest_token_first(
-    result: bool, scheduler: SglScheduler, batch: SglScheduleBatch | None, *_: object, **__: object
-) -> bool:
-    """Hook after `Scheduler.is_disable_overlap_for_batch`: a step whose penalties depend on the
-    last step's tokens waits until those tokens are booked."""
-    return result or bool(
-        batch and scheduler.result_queue and batch.forward_mode.is_decode() and _by_token(batch)
-    )
-
-
 def count_later(stock: Callable[[SglScheduleBatch], None], batch: SglScheduleBatch) -> None:
     """Hook around `ScheduleBatch.cumulate_penalty_output_tokens`: delays the count.
 
-    SGLang calls it before it processes the last step's result. A step of SGLang's mixed chunks is
-    prepared in one batch and runs in another: there SGLang's own count stays.
+    SGLang calls it before the last step's tokens are on the host. A step of SGLang's mixed chunks
+    is prepared in one batch and runs in another: there SGLang's own count stays.
     """
     from sglang.srt.runtime_context import get_schedule
 
@@ -103,11 +87,34 @@ def count_later(stock: Callable[[SglScheduleBatch], None], batch: SglScheduleBat
         batch.seer_count = stock
 
 
-def count_now(scheduler: object, batch: SglScheduleBatch, *_: object, **__: object) -> None:
-    """Hook before `Scheduler.run_batch`: does the delayed count."""
+def count_now(scheduler: SglScheduler, batch: SglScheduleBatch, *_: object, **__: object) -> None:
+    """Hook before `Scheduler.run_batch`: does the delayed count.
+
+    SGLang counts the last token in `output_ids`, so those that it has not booked yet are lent.
+    """
     count, batch.seer_count = getattr(batch, "seer_count", None), None
-    if count is not None:
+    if count is None:
+        return
+    late = list(_unbooked(scheduler)) if _by_token(batch) else []
+    for req, token in late:
+        req.output_ids.append(token)
+    try:
         count(batch)
+    finally:
+        for req, _token in late:
+            req.output_ids.pop()
+
+
+def _unbooked(scheduler: SglScheduler) -> Iterator[tuple[SglReq, int]]:
+    """Waits for the last step and yields its requests' tokens, if SGLang has not processed it.
+
+    A step with drafts has several tokens per row. Rows with penalties are never in one.
+    """
+    for last, result in getattr(scheduler, "result_queue", ()):
+        if last.reqs:  # not an idle step beside other data-parallel ranks
+            result.copy_done.synchronize()
+            tokens = result.next_token_ids.tolist()
+            yield from zip(last.reqs, tokens[:: len(tokens) // len(last.reqs)], strict=True)
 
 
 def remember_output(

@@ -112,40 +112,41 @@ class BatchedMinNewTokensPenalizer(BatchedPresencePenalizer):
     """Counts tokens, independent of their ids."""
 
 
-def batch(*, by_token: bool = True, decodes: bool = True) -> Any:
+class Queued(SimpleNamespace):
+    """The last step and its result, whose tokens are on the host once they are waited for."""
+
+    def __init__(self, reqs: list[Any], tokens: list[int]) -> None:
+        ids = SimpleNamespace(tolist=lambda: tokens if self.waited else [0] * len(tokens))
+        done = SimpleNamespace(synchronize=lambda: setattr(self, "waited", True))
+        result = SimpleNamespace(copy_done=done, next_token_ids=ids)
+        super().__init__(waited=False, pair=(SimpleNamespace(reqs=reqs), result))
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+@pytest.mark.parametrize("stride", [1, 5])
+@pytest.mark.parametrize("booked", [False, True])
+def test_the_newest_tokens_are_counted_once_and_before_sglang_books_them(
+    by_token: bool, stride: int, booked: bool
+) -> None:
+    # SGLang processes the last step's result behind this one. Otherwise a request that ends would
+    # be cached, and its KV copied, before this step computes the KV of its newest token.
+    first, second = SimpleNamespace(output_ids=[3, 4]), SimpleNamespace(output_ids=[])
+    queued = Queued([first, second], [7, *[0] * (stride - 1), 8, *[0] * (stride - 1)])
+    queue = [] if booked else [Queued([], []).pair, queued.pair]
+    counted: list[Any] = []
     penalizers = {
         BatchedPresencePenalizer: BatchedPresencePenalizer(prepared=by_token),
         BatchedMinNewTokensPenalizer: BatchedMinNewTokensPenalizer(prepared=True),
     }
-    return SimpleNamespace(
-        forward_mode=SimpleNamespace(is_decode=lambda: decodes),
-        sampling_info=SimpleNamespace(
-            penalizer_orchestrator=SimpleNamespace(penalizers=penalizers)
-        ),
+    orchestrator = SimpleNamespace(penalizers=penalizers)
+    given: Any = SimpleNamespace(
+        sampling_info=SimpleNamespace(penalizer_orchestrator=orchestrator),
+        seer_count=lambda _: counted.append([[*req.output_ids] for req in (first, second)]),
     )
-
-
-@pytest.mark.parametrize(
-    ("wanted", "queue", "given"),
-    [
-        (True, ["a result"], batch()),
-        (False, [], batch()),
-        (False, ["a result"], batch(by_token=False)),
-        (False, ["a result"], batch(decodes=False)),
-        (False, ["a result"], None),
-    ],
-)
-def test_a_step_waits_for_the_last_token_only_if_a_penalty_depends_on_it(
-    wanted: bool, queue: list[str], given: Any
-) -> None:
-    scheduler = SimpleNamespace(result_queue=queue)
-    assert penalties.newest_token_first(False, scheduler, given, last_batch=None) is wanted
-    assert penalties.newest_token_first(True, scheduler, given, last_batch=None) is True
-
-
-def test_a_token_is_counted_once_and_when_the_step_runs() -> None:
-    counted: list[Any] = []
-    given = SimpleNamespace(seer_count=counted.append)
-    penalties.count_now(None, given)
-    penalties.count_now(None, given)
-    assert counted == [given]
+    scheduler: Any = SimpleNamespace(result_queue=queue)
+    penalties.count_now(scheduler, given)
+    penalties.count_now(scheduler, given)
+    late = by_token and not booked
+    assert counted == [[[3, 4, 7], [8]] if late else [[3, 4], []]]
+    assert (first.output_ids, second.output_ids) == ([3, 4], [])
+    assert queued.waited is late
