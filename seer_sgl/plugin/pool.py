@@ -41,6 +41,7 @@ class PoolPart:
     def __init__(self, rank: PoolRank | None = None) -> None:
         self._rank = rank  # once a storage backend is attached
         self._last_end = 0.0  # seconds (time.monotonic); of the last batch
+        self._on_gpu: SglScheduler | None = None  # once it has run a batch
         self._threads = KvThreads()
 
     @property
@@ -90,8 +91,9 @@ class PoolPart:
                 "sglang.srt.mem_cache.common.release_kv_cache",
                 self.call_finished,
                 "before",
-                "SGLang caches a finished request here and starts to write its KV to the pool; the "
-                "names of its pages are recorded for acknowledgement and release.",
+                "SGLang caches a finished request here and starts to write its KV to the pool, "
+                "perhaps before the step under way has computed the newest token's; the write "
+                "waits for it, and the pages' names are recorded for acknowledgement and release.",
                 "SGLang acknowledges writes to the pool.",
             ),
             Hook(
@@ -147,6 +149,8 @@ class PoolPart:
         """Hook after `Scheduler.run_batch`: measures the rate of prefills on a CPU."""
         if scheduler.device == "cpu":
             self._batch_ended(batch)
+        else:
+            self._on_gpu = scheduler
         return result
 
     def batch_processed(
@@ -185,14 +189,28 @@ class PoolPart:
         if self._rank is not None and stored:
             from sglang.srt.mem_cache.radix_cache import RadixKey
 
-            tokens = (req.origin_input_ids + req.output_ids)[: _cached_len(req)]
+            tokens = req.origin_input_ids + req.output_ids
             key = RadixKey(
-                tokens,
+                tokens[: _cached_len(req)],
                 req.extra_key,
                 is_bigram=tree_cache.tree_core.is_eagle,
                 cache_salt=req.cache_salt,
             )
-            self._rank.finished(req.rid, key.page_aligned(tree_cache.page_size))
+            key = key.page_aligned(tree_cache.page_size)
+            if len(key) == len(tokens):
+                self._await_step()
+            self._rank.finished(req.rid, key)
+
+    def _await_step(self) -> None:
+        """Lets copies to the host wait for the step under way, which computes the newest KV.
+
+        SGLang's stream waits until that step has read what is shared, not until it has ended.
+        """
+        if self._on_gpu is not None:
+            import torch
+
+            device = torch.get_device_module(self._on_gpu.device)
+            device.current_stream().wait_stream(self._on_gpu.forward_stream)
 
     def keep_awake(self, stock: Callable[..., None], scheduler: SglScheduler) -> None:
         """Hook around `Scheduler.maybe_sleep_on_idle`: sleeps a millisecond during KV transfers.

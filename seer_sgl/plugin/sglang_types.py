@@ -221,6 +221,7 @@ class SglScheduler(Protocol):
 
     model_config: SglModelConfig
     device: str
+    forward_stream: Any  # torch's Stream of the steps
     forward_ct: int
     waiting_queue: list[SglReq]
     running_batch: SglScheduleBatch

@@ -102,6 +102,32 @@ def test_a_finished_call_that_sglang_caches_is_registered_with_its_key(  # noqa:
     assert rank.calls == ([("r.c1/", key)] if registered else [])
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("tokens", "cached"), [(PAGE, PAGE), (PAGE, PAGE - 1), (PAGE + 1, PAGE)])
+def test_a_page_with_the_newest_token_is_copied_after_the_step_that_computes_its_kv(
+    monkeypatch: pytest.MonkeyPatch, attached: PoolPart, device: str, tokens: int, cached: int
+) -> None:
+    class Key(list[int]):
+        def __init__(self, held: list[int], *_: object, **__: object) -> None:
+            super().__init__(held)
+
+        def page_aligned(self, size: int) -> "Key":
+            return Key(self[: len(self) // size * size])
+
+    replace_module(monkeypatch, "sglang.srt.mem_cache.radix_cache", RadixKey=Key)
+    waits: list[str] = []
+    streams = SimpleNamespace(current_stream=lambda: SimpleNamespace(wait_stream=waits.append))
+    replace_module(monkeypatch, "torch", get_device_module={"cuda": streams}.__getitem__)
+    decodes = SimpleNamespace(is_extend=lambda: False)
+    batch: Any = SimpleNamespace(launch_ts=None, forward_mode=decodes)
+    attached.batch_ran("done", scheduler(device), batch)
+    tree: Any = SimpleNamespace(tree_core=SimpleNamespace(is_eagle=False), page_size=PAGE)
+    ended = call(output_ids=[0] * (tokens - 2), owned_kv_len=lambda: cached)
+    attached.call_finished(ended, tree)
+    under_way = device == "cuda" and cached == tokens
+    assert waits == (["steps"] if under_way else [])
+
+
 def test_without_a_pool_the_hooks_change_nothing() -> None:
     part, nobody = PoolPart(), cast(Any, None)
     assert not part.attached
@@ -168,7 +194,7 @@ def test_a_read_that_is_long_enough_gives_a_rate(rank: FakeRank, attached: PoolP
 
 
 def scheduler(device: str) -> Any:
-    return SimpleNamespace(device=device)
+    return SimpleNamespace(device=device, forward_stream="steps")
 
 
 def launched(clock: SimpleNamespace, tokens: int | None, **mode: bool) -> Any:
