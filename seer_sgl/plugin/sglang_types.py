@@ -169,6 +169,7 @@ class SglScheduleBatch(Protocol):
     reqs: list[SglReq]
     forward_mode: SglForwardMode
     extend_num_tokens: int | None
+    decoding_reqs: list[SglReq] | None  # of `reqs`, those of a prefill that decode in it
     sampling_info: SglSamplingInfo
     spec_info: SglVerifyInput | None
     has_grammar: bool

@@ -26,9 +26,10 @@ class Work:
     def batch_begins(
         self, scheduler: object, batch: SglScheduleBatch, *_: object, **__: object
     ) -> None:
-        """Hook before `Scheduler.run_batch`: counts the tokens of a prefill."""
+        """Hook before `Scheduler.run_batch`: counts the tokens of a prefill, without those of
+        requests that decode in it (mixed chunks, DP attention)."""
         if batch.forward_mode.is_extend():
-            self._prefilled += batch.extend_num_tokens or 0
+            self._prefilled += (batch.extend_num_tokens or 0) - len(batch.decoding_reqs or ())
 
     def report(self, scheduler: SglScheduler) -> EngineWork:
         return EngineWork(forward_steps=scheduler.forward_ct, prefilled_tokens=self._prefilled)
