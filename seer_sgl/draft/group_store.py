@@ -2,6 +2,7 @@
 
 import random
 from array import array
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -113,6 +114,8 @@ class GroupStore:
         self._max_tokens = max_tokens
         self._apart = apart
         self.groups: dict[str, StoredGroup] = {}
+        # Without running sequences, least recently used first.
+        self._idle: OrderedDict[StoredGroup, None] = OrderedDict()
         self.tokens = 0
 
     def open(self, name: str, prompt_ids: Sequence[int], now: float) -> StoredGroup:
@@ -120,6 +123,7 @@ class GroupStore:
         group = self.groups.get(name)
         if group is None:
             group = self.groups[name] = StoredGroup(name, array("i", prompt_ids), now)
+            self._idle[group] = None
             self.tokens += len(prompt_ids)
             if not self._apart:
                 self._drafter.open(name, group.prompt_ids)
@@ -154,12 +158,25 @@ class GroupStore:
         log.tokens.extend(tokens)
         self.tokens += len(tokens)
 
+    def began(self, group: StoredGroup) -> None:
+        """Records that this engine begins to decode a sequence of the group."""
+        group.running += 1
+        self._idle.pop(group, None)
+
+    def ended(self, group: StoredGroup, now: float) -> None:
+        """Records that it no longer decodes that sequence."""
+        group.running -= 1
+        group.used_at = now
+        if not group.running:
+            self._idle[group] = None
+
     def close(self, group: StoredGroup) -> None:
         """Removes a group; its slots draft nothing from now on."""
         for home in [log.home for log in group.index] if self._apart else [group.name]:
             self._drafter.close(home)
         self.tokens -= group.tokens
         del self.groups[group.name]
+        self._idle.pop(group, None)
 
     def fits(self, tokens: int) -> bool:
         """Returns whether the groups and this number of additional tokens are within the limits."""
@@ -167,8 +184,7 @@ class GroupStore:
 
     def least_recent(self, keep: StoredGroup | None) -> StoredGroup | None:
         """Returns the least recently used group without running sequences, which closes first."""
-        idle = [group for group in self.groups.values() if not group.running and group is not keep]
-        return min(idle, key=lambda group: group.used_at, default=None)
+        return next((group for group in self._idle if group is not keep), None)
 
     def largest(self) -> StoredGroup:
         """Returns the group with the most tokens per running sequence, if all groups run."""

@@ -119,7 +119,7 @@ class Replica:
         self._store.append(log, response[len(log.tokens) :])
         self._grown[log] = None
         log.live = log.own = True
-        group.running += 1
+        self._store.began(group)
         slot = self._drafter.attach(log.home, log.index)
         self._rows[slot] = log
         self._keep_bound()
@@ -138,8 +138,7 @@ class Replica:
         log = self._rows.pop(slot, None)
         if log is not None:
             log.live = False
-            log.group.running -= 1
-            log.group.used_at = self._now
+            self._store.ended(log.group, self._now)
         self._drafter.detach(slot)
 
     def source(self, slot: int, sequence: int) -> Source | None:

@@ -75,7 +75,8 @@ class Engine:
         return self.replica._store
 
     def check(self) -> None:
-        """Asserts that the Drafter has the tokens of the replica's logs, within the limit."""
+        """Asserts that the Drafter has the tokens of the replica's logs, within the limit, and that
+        the group used longest ago is the next to close."""
         store = self.store
         for group in store.groups.values():
             for log in group.index:
@@ -83,3 +84,6 @@ class Engine:
         assert store.tokens == sum(group.tokens for group in store.groups.values())
         assert store.fits(0)
         assert store.tokens == self.drafter.tokens
+        idle = [group.used_at for group in store.groups.values() if not group.running]
+        least = store.least_recent(None)
+        assert (least and least.used_at) == min(idle, default=None)
