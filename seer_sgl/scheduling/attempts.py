@@ -43,3 +43,7 @@ class Attempts(msgspec.Struct, eq=False, gc=False):  # nothing in it refers back
     def refusals(self) -> list[str]:
         """The error messages of the engines that refused the request."""
         return [str(error) for error in self.errors.values() if isinstance(error, RequestRejected)]
+
+    def refused_by(self, engine_id: str) -> bool:
+        """Returns whether the engine has refused the request."""
+        return isinstance(self.errors.get(engine_id), RequestRejected)

@@ -276,6 +276,7 @@ class Scheduler:
         self._inflight -= 1
         self._fleet.end(slot, request, chunk.kv_tokens)
         self._policy.ended(request)
+        self._freed(slot)
         died = isinstance(result.error, EngineDied | EngineStalled)
         self._fallen[slot.engine_id] = self._fallen.get(slot.engine_id, 0) + died
         self._suspects.ended(request, slot.engine_id)
@@ -360,6 +361,15 @@ class Scheduler:
         """Makes a pending request wait for its next chunk."""
         if not self._suspects.take(attempts):
             self._policy.push(attempts.request)
+
+    def _freed(self, slot: EngineSlot) -> None:
+        """Gives the refused requests that an engine may take a turn: it may have room now. After
+        their pause alone they would only ever find it full, as long as others are ready."""
+        for request in list(self._refused):
+            attempts = self._live[request.uid]
+            if slot.available and not attempts.refused_by(slot.engine_id):
+                self._refused.leave(request)
+                self._make_ready(attempts)
 
     def _next_suspect(self, now: float) -> Chunk | Wait | None:
         """Returns the next chunk of a suspect, on an engine without another one.

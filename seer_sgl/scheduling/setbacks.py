@@ -85,8 +85,7 @@ class Setbacks:
         return [
             slot
             for slot in self._fleet
-            if slot.available
-            and not isinstance(attempts.errors.get(slot.engine_id), RequestRejected)
+            if slot.available and not attempts.refused_by(slot.engine_id)
         ]
 
     def _confirm(self, attempts: Attempts) -> None:

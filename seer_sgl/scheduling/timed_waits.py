@@ -17,6 +17,9 @@ class TimedWaits:
     def __contains__(self, request: Request) -> bool:
         return request in self._until
 
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._until)
+
     @property
     def next_due(self) -> float | None:
         """The earliest end of a wait, seconds; None if no request waits."""

@@ -208,6 +208,22 @@ def test_what_only_a_full_engine_may_take_holds_nobody_else_up() -> None:
     assert (again.request, again.engine_id) == (refused.request, other.engine_id)
 
 
+def test_a_refused_request_keeps_its_turn_while_other_engines_are_never_empty() -> None:
+    scheduler = engines(2, 10, max_inflight=1)
+    for name in ("refused", "long", "next", "then", "last"):
+        scheduler.submit(make_group(name, n=1, max_response_len=1000))
+    refused, other = take(scheduler), take(scheduler)
+    failed(scheduler, refused, RequestRejected("HTTP 400"))
+    beside = take(scheduler, 1.0)
+    assert (beside.request.group.uid, beside.engine_id) == ("next", refused.engine_id)
+    returned(scheduler, beside, make_reply(10))
+    again = take(scheduler, 1.0)
+    assert (again.request.group.uid, again.engine_id) == ("next", refused.engine_id)
+    returned(scheduler, other, make_reply(10))
+    chunk = take(scheduler, 1.0)
+    assert (chunk.request, chunk.engine_id) == (refused.request, other.engine_id)
+
+
 def test_a_refused_request_without_another_engine_is_given_up_when_patience_ends() -> None:
     scheduler = engines(2)
     scheduler.set_available("e1", False)
