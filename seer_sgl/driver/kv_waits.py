@@ -22,6 +22,7 @@ class KvWaits:
         self._noticed = False
         self._pause_s = timing.kv_first_pause_s  # the next pause
         self._resume_at: float | None = None  # the end of the present pause
+        self._resumed_at = 0.0
 
     def bound_s(self, waiting: Sequence[Chunk], prefill_tok_s: float) -> float:
         """Returns the wait that is too long, in seconds: as long as the engine needs to prefill the
@@ -32,11 +33,14 @@ class KvWaits:
     def overdue(self, now: float, waiting: Sequence[Chunk], bound_s: float) -> list[Chunk]:
         """Returns the chunks that have waited for `bound_s`. `waiting`: all that wait now.
 
-        The first of them begins a pause. The others were sent before it: no new trial has failed.
+        The first of them begins a pause, a short one if reads were in time for long enough. The
+        others were sent before it: no new trial has failed.
         """
         self._since = {chunk.rid: self._since.get(chunk.rid, now) for chunk in waiting}
         late = [chunk for chunk in waiting if now - self._since[chunk.rid] >= bound_s]
         if late and self._resume_at is None:
+            if now - self._resumed_at >= self._timing.kv_longest_pause_s:
+                self._pause_s = self._timing.kv_first_pause_s
             self._resume_at = now + self._pause_s
             self._pause_s = min(2 * self._pause_s, self._timing.kv_longest_pause_s)
         return late
@@ -53,5 +57,5 @@ class KvWaits:
         """Returns whether a pause has ended: the engine's next chunks read KV again."""
         if self._resume_at is None or now < self._resume_at:
             return False
-        self._resume_at = None
+        self._resume_at, self._resumed_at = None, now
         return True

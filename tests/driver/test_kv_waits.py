@@ -92,6 +92,19 @@ def test_an_engine_reads_again_after_pauses_that_double() -> None:
     assert pauses[-1] == DEFAULT.kv_longest_pause_s
 
 
+def test_reads_that_were_long_in_time_make_the_next_pause_the_first_again() -> None:
+    waits, now = KvWaits(), 0.0
+    for quiet_s, pause_s in (
+        (0.0, DEFAULT.kv_first_pause_s),
+        (60.0, 2 * DEFAULT.kv_first_pause_s),
+        (DEFAULT.kv_longest_pause_s, DEFAULT.kv_first_pause_s),
+    ):
+        waits.overdue(now + quiet_s, chunks(1), 0.0)
+        now += quiet_s + pause_s
+        assert not waits.resumes(now - 0.5)
+        assert waits.resumes(now)
+
+
 def test_chunks_that_are_late_one_after_the_other_cost_one_pause() -> None:
     waits, (first, second) = KvWaits(), chunks(2)
     assert waits.overdue(0.0, [first], 5.0) == []
