@@ -175,8 +175,10 @@ class Flights:
         while flights := [flight for flight in self if wanted(flight.chunk)]:
             for flight in flights:
                 self.recall(flight, why, restart=restart)
-            self._landed.clear()
-            await self._landed.wait()
+            # Most others land before the last one: to look at all at each landing takes too long.
+            while self.of(flights[-1].chunk.request) is flights[-1]:
+                self._landed.clear()
+                await self._landed.wait()
 
     async def _serve(self, chunk: Chunk, stream: TokenStream | None) -> ChunkReply | EngineError:
         on_tokens = None if stream is None else stream.received
