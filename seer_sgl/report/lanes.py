@@ -56,7 +56,7 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True):
         middles = (np.arange(cells) + 0.5) * wall_s / cells
         return cls(
             wall_s=wall_s,
-            tail_at=tail_begin(record.finished_at),
+            tail_at=tail_begin(record.finished_at, record.awaited),
             engines=[_lane(engine, middles) for engine in record.engines.values()],
         )
 

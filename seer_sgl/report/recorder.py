@@ -20,6 +20,7 @@ from seer_sgl.types import (
     Chunk,
     ChunkResult,
     Failure,
+    FailureKind,
     Group,
     Request,
     RequestState,
@@ -86,6 +87,7 @@ class Recorder(Observer):
         self.finished_at = array("d")  # ascending
         self.response_lens = array("i")  # of finished requests
         self.failed_requests = 0
+        self.given_up = 0  # requests without a whole sample, of groups that have ended
         self.retries = 0
         self.wasted_tokens = 0  # came back and are in no sample
         self._lost: set[str] = set()  # uids of requests whose newest chunk was lost
@@ -93,6 +95,11 @@ class Recorder(Observer):
         self.processes: list[dict[str, Any]] = []  # the report's section, set after the run
         self.resumed: dict[str, Any] | None = None  # the report's section, of a resumed rollout
         self.begun_s = 0.0  # when this process began, in the time of the rollout
+
+    @property
+    def awaited(self) -> int:
+        """The requests that have finished or still may: none that was given up."""
+        return self.requests - self.given_up
 
     @override
     def sent(self, chunk: Chunk, now: float) -> None:
@@ -140,8 +147,11 @@ class Recorder(Observer):
     @override
     def closed(self, group: Group, failure: Failure | None) -> None:
         self.finished_groups += failure is None
+        left = failure is not None and failure.kind is FailureKind.LEFT
         for request in group.requests:
             self._lost.discard(request.uid)
+            whole = request.state is RequestState.FINISHED and request.failure is None
+            self.given_up += not (whole or left)
             if request.state is not RequestState.FINISHED:
                 self.wasted_tokens += request.sampled
 

@@ -17,12 +17,16 @@ def before_tail(requests: int) -> int:
     return max(1, math.ceil(requests * (1 - TAIL_SHARE)))
 
 
-def tail_begin(finished_at: Sequence[float]) -> float:
+def tail_begin(finished_at: Sequence[float], requests: int | None = None) -> float:
     """Returns the time in seconds when only the last 10 % of the requests were unfinished.
 
-    `finished_at`: ascending, seconds.
+    `finished_at`: ascending, seconds; `requests`: that are to finish, None: no more than these.
+    The last of them, if the rollout has ended before its tail.
     """
-    return finished_at[before_tail(len(finished_at)) - 1] if finished_at else 0.0
+    if not finished_at:
+        return 0.0
+    needed = before_tail(len(finished_at) if requests is None else requests)
+    return finished_at[min(needed, len(finished_at)) - 1]
 
 
 def report(record: Recorder) -> dict[str, Any]:
@@ -40,7 +44,7 @@ def report(record: Recorder) -> dict[str, Any]:
         "response_tokens": sum(lengths),
         "wall_s": round(wall_s, 3),
         "throughput_tok_s": round(sum(lengths) / wall_s, 1) if wall_s else 0.0,
-        "tail_s": round(wall_s - tail_begin(ends), 3),
+        "tail_s": round(wall_s - tail_begin(ends, record.awaited), 3),
         "chunks": totals.chunks,
         "lost_chunks": sum(engine.lost_chunks for engine in record.engines.values()),
         "retries": record.retries,

@@ -49,6 +49,8 @@ def draw_timeline(record: Recorder, path: Path) -> list[Path]:
 def finding(record: Recorder, lanes: Lanes) -> str:
     """Returns the picture's title."""
     requests = f"{len(record.finished_at):,} samples in {lanes.wall_s:,.1f} s"
+    if len(record.finished_at) < record.awaited:  # it has ended early
+        return f"{requests}, of {record.requests:,}"
     return f"{requests}; the last 10 % of them took {lanes.tail_s:,.1f} s"
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from seer_sgl.engine_types import EngineLoad
+from seer_sgl.report.lanes import Lanes
 from seer_sgl.report.recorder import LONGEST_POLL_S, Recorder
 from seer_sgl.report.report import quantile, report, tail_begin
-from seer_sgl.report.timeline import draw_timeline
-from seer_sgl.types import Chunk, ChunkResult, Move, Request
+from seer_sgl.report.timeline import draw_timeline, finding
+from seer_sgl.types import Chunk, ChunkResult, Failure, FailureKind, Move, Request
 from tests.helpers import made_sample, make_group, make_reply
 from tests.support.infos import chunk_on, info, landed
 
@@ -123,6 +124,25 @@ def test_the_tail_begins_when_a_tenth_of_the_requests_is_left(
     ends: list[float], begin: float
 ) -> None:
     assert tail_begin(ends) == begin
+
+
+def test_a_rollout_that_ends_early_has_no_tail() -> None:
+    lost, left = make_group("lost", n=1), make_group("left", n=19)
+    record = Recorder("r1", 7, [info("a")], [lost, left], started_at=100.0)
+    for at, request in enumerate(left.requests[:17], 101):
+        request.finish("stop", None, float(at))
+        record.finished(request, made_sample(request))
+    record.closed(left, Failure(FailureKind.LEFT, "its caller left"))
+    assert (report(record)["wall_s"], report(record)["tail_s"]) == (17.0, 0.0)
+    assert finding(record, Lanes.of(record)) == "17 samples in 17.0 s, of 20"
+    last = left.requests[17]
+    last.finish("stop", None, 130.0)
+    record.finished(last, made_sample(last))
+    assert report(record)["tail_s"] == 0.0, "18 of 20 is the begin of the tail"
+    record.closed(lost, Failure(FailureKind.LOST, "it failed"))
+    assert report(record)["tail_s"] == 0.0
+    record.finished_at.append(40.0)
+    assert report(record)["tail_s"] == 10.0, "the one that was given up is not waited for"
 
 
 def test_quantiles_are_nearest_rank() -> None:

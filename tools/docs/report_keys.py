@@ -14,7 +14,7 @@ KEYS: Mapping[str, str] = {
     "response_tokens": "tokens of the finished samples",
     "wall_s": "seconds until the last sample finished",
     "throughput_tok_s": "`response_tokens` per second of `wall_s`",
-    "tail_s": "seconds spent on the last 10 % of the requests",
+    "tail_s": "seconds spent on the last 10 % of the requests; 0 before nine tenths have finished",
     "chunks": "chunks that returned",
     "lost_chunks": "chunks without a token for a sample: the engine failed, or had to give it back",
     "retries": "chunks that were sent because the request's chunk before was lost",
