@@ -147,7 +147,7 @@ def draw_sweeps(sweeps: Mapping[str, Sequence[Point]], path: Path) -> list[Path]
         for axis, (key, points) in zip(panels, sweeps.items(), strict=True):
             values = [str(point.value) for point in points]
             gains = [point.outcome.ratio_to_baseline or 0.0 for point in points]
-            tails = [point.outcome.tail_s / point.outcome.wall_s for point in points]
+            tails = [point.outcome.tail_s / (point.outcome.wall_s or 1.0) for point in points]
             axis.plot(
                 values, gains, "o-", color=OURS, label="throughput, multiples of pinned groups"
             )

@@ -74,6 +74,26 @@ def test_without_a_policy_all_are_compared(simulate: Command) -> None:
     assert all(name in table for name in VARIANTS)
 
 
+SLOW = ("engine.overhead_ms=1000000", "workload.lengths.max=20")
+FAST = (
+    *("engine.overhead_ms=0", "engine.row_overhead_us=0", "engine.weights_gb=1e-9"),
+    *("engine.active_params_b=1e-6", "engine.prefill_tok_s=1e10", "engine.kv_bytes_per_token=1"),
+)
+
+
+@pytest.mark.parametrize("values", [SLOW, FAST], ids=["slow", "fast"])
+def test_ratios_are_of_times_that_the_figures_round_to_zero(
+    values: tuple[str, ...], simulate: Command, folder: Path
+) -> None:
+    (folder / "few.jsonl").write_text('{"group_id": "a", "lengths": [20, 5], "prompt_tokens": 9}\n')
+    overrides = (option for value in values for option in ("--set", value))
+    row = answer(simulate, "--trace", "few.jsonl", "--policy", "oracle", *overrides)
+    assert 0.0 in (row["throughput_tok_s"], row["wall_s"])
+    assert row["ratio_to_oracle"] == 1.0
+    assert row["ratio_to_baseline"] == pytest.approx(1.0, rel=0.1)
+    assert 0 < row["share_of_bound"] <= 1
+
+
 def test_a_sweep_shows_every_value_and_the_best(simulate: Command) -> None:
     sweep = "--trace", "samples.jsonl", "--sweep", "chunk_tokens=64,512", *SMALL
     report = answer(simulate, *sweep)
