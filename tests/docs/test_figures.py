@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 from bench.gains import ARMS_REPORT, PAPER_GAIN, PAPER_IDLE, SEEDS_REPORTS, read_rounds, seed_gains
+from seer_sgl.benchmark.arms import BASELINE, SEER
+from seer_sgl.benchmark.summary import ratios
 from tests.support.rows import row
 from tools.docs import benchmark_blocks as arms
 from tools.docs.figures import BLOCK, BLOCKS, ROOT, filled, read, result_pages
-from tools.docs.tables import gains, rounds_of
+from tools.docs.tables import gains, percent, rounds_of, spread, tail_cuts
 
 MAIN = ARMS_REPORT.parent
 NUMBERS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -108,6 +110,21 @@ def test_single_requests_are_the_best_of_plain_sglang() -> None:
     rows = rounds_of(read(MAIN))
     plain = ("router", "group_least_loaded", "request_round_robin")
     assert max(plain, key=lambda arm: median(gains(rows, arm))) == "request_round_robin"
+
+
+@pytest.mark.parametrize("runs", [[path.parent for path in SEEDS_REPORTS], [MAIN]])
+def test_the_price_of_a_step_with_drafts_is_that_of_the_rounds(runs: list[Path]) -> None:
+    rows = rounds_of(read(*runs))
+    cpu, steps = (ratios(rows, SEER, BASELINE, name) for name in ("engine_cpu_s", "forward_steps"))
+    price = spread([cpu[number] / steps[number] for number in cpu])
+    assert price in (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+
+
+def test_the_tail_of_the_paper_s_order_is_that_of_its_run() -> None:
+    rows = rounds_of(read(MAIN.parent / "2026-11-25-cpu-seeds"))
+    cut = spread(tail_cuts(rows, "seer_published"), percent)
+    page = (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    assert f"Its tail cut there is {cut}" in page
 
 
 def test_the_seeds_that_idle_as_much_as_the_paper_are_counted_right() -> None:

@@ -185,7 +185,7 @@ def seeds_median(report: Report) -> Lines:
 
 
 def steps(report: Report) -> Lines:
-    """Yields how many steps each arm made, and what one costs: medians over all seeds."""
+    """Yields how many steps each arm made, and what one costs: medians of all rounds."""
     rows = rounds_of(report)
 
     def line(arm: str) -> list[str]:
