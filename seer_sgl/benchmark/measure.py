@@ -1,6 +1,7 @@
 """One rollout of one arm: its samples' digests, its figures, and the record to draw it from."""
 
 import hashlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     cache, counted again for a preempted request; `recomputed_tokens`: the part of them that belongs
     to continuations. `engine_cpu_s`: CPU time of the engines' processes, None if they run on
     another machine; `other_cpu_s`: CPU time of all other child processes: KV pool, draft hub.
+    After a restart, steps, prefilled tokens and CPU times are unknown: None.
     """
 
     arm: str
@@ -57,7 +59,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     forward_steps: int | None
     prefilled_tokens: int | None
     engine_cpu_s: float | None
-    other_cpu_s: float
+    other_cpu_s: float | None
     driver_cpu_s: float
     identical_share: float
 
@@ -99,7 +101,7 @@ async def roll(
     for engine in fleet.engines:
         await engine.flush()
     cpu = CpuClock([engine.info for engine in fleet.engines])
-    before = await total_work(fleet.engines)
+    before, servers = await total_work(fleet.engines), _servers(fleet.engines)
     digests: dict[SampleKey, bytes] = {}
     lengths: dict[SampleKey, int] = {}
     async with Rollout(config, fleet=fleet) as rollout:
@@ -115,6 +117,8 @@ async def roll(
     if record is None:
         raise RolloutError("nothing was rolled out")
     done = _since(before, await total_work(fleet.engines))
+    if _servers(fleet.engines) != servers:  # the counters of a server begin at its start
+        done = None
     drafting = report["drafting"]
     same = len(digests) if reference is None else identical(digests, reference)
     row = Row(
@@ -127,7 +131,7 @@ async def roll(
         forward_steps=None if done is None else done.forward_steps,
         prefilled_tokens=None if done is None else done.prefilled_tokens,
         engine_cpu_s=None if spent.engines is None else round(spent.engines, 2),
-        other_cpu_s=round(spent.others, 2),
+        other_cpu_s=None if spent.others is None else round(spent.others, 2),
         driver_cpu_s=round(spent.driver, 3),
         identical_share=same / len(digests) if digests else 0.0,
         **{key: report[key] for key in TAKEN},
@@ -173,6 +177,10 @@ async def total_work(engines: Sequence[HttpEngine]) -> EngineWork | None:
     )
 
 
+def _servers(engines: Sequence[HttpEngine]) -> list[tuple[str, str | None]]:
+    return [(engine.info.engine_id, engine.info.instance) for engine in engines]
+
+
 def _since(before: EngineWork | None, after: EngineWork | None) -> EngineWork | None:
     if before is None or after is None:
         return None
@@ -184,11 +192,11 @@ def _since(before: EngineWork | None, after: EngineWork | None) -> EngineWork | 
 
 class CpuSeconds(NamedTuple):
     """CPU times in seconds: of this process, of the engines (None if they run on another machine),
-    and of all other child processes."""
+    and of all other child processes. None: unknown, because one of them has ended."""
 
     driver: float
     engines: float | None
-    others: float
+    others: float | None
 
 
 class CpuClock:
@@ -214,16 +222,20 @@ class CpuClock:
         driver, engines, others = (
             after - before for before, after in zip(self._began, self._now(), strict=True)
         )
-        return CpuSeconds(driver, engines if self._engines else None, others)
+        return CpuSeconds(driver, _known(engines) if self._engines else None, _known(others))
 
     def _now(self) -> tuple[float, float, float]:
         return time.process_time(), _cpu_s(self._engines), _cpu_s(self._others)
 
 
 def _cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """Returns the total CPU time; a process that has ended counts 0."""
+    """Returns the total CPU time; NaN if a process has ended."""
     times = (query_or(process.cpu_times, None) for process in processes)
-    return sum((one.user + one.system for one in times if one is not None), 0.0)
+    return sum((math.nan if one is None else one.user + one.system for one in times), 0.0)
+
+
+def _known(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds
 
 
 def write_lengths(path: Path, lengths: Mapping[SampleKey, int]) -> None:
