@@ -30,7 +30,7 @@ from seer_sgl.sim.draws import DrawnFigure
 from seer_sgl.traces.trace import Responses
 from seer_sgl.types import Chunk, ChunkReply, Group, OnTokens, Prompt, token_array
 
-from .orders import OURS, Notice, OrderRow
+from .orders import OURS, Notice, OrderRow, gain
 from .timed_calls import TOKENS
 
 REPLAYED: tuple[PolicyName, ...] = ("request_round_robin", "group_round_robin", "seer")
@@ -179,7 +179,7 @@ def ratios(rollouts: Sequence[ReplayedRollout], rows: Sequence[OrderRow]) -> lis
             ReplayedRatio(
                 order=order,
                 wall=DrawnFigure.of([one.wall_s / other.wall_s for one, other in pairs]),
-                simulated_wall=round(today.wall_s / after.wall_s, 3),
+                simulated_wall=round(gain(today.wall_s, after.wall_s), 3),
                 tail=DrawnFigure.of(tails),
                 simulated_tail=round(today.tail_s / after.tail_s, 3) if after.tail_s else None,
             )

@@ -4,13 +4,15 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.what_if.command import WhatIf, WhatIfRequest
-from seer_sgl.what_if.replay import REPLAYED
+from seer_sgl.what_if.orders import OrderRow
+from seer_sgl.what_if.replay import REPLAYED, ReplayedRollout, ratios
 from tests.fake_sglang import FakeSGLang, serving_all
 from tests.what_if.endless import LENGTHS, PROMPTS, EndlessSGLang, write_trace
 
@@ -66,6 +68,16 @@ async def test_today_s_orders_send_whole_requests_of_new_prompts_and_ours_chunks
     assert max(budget for _, budget in ours) == CHUNK
     assert sum(budget for _, budget in ours) == sum(map(sum, LENGTHS))
     assert all(c["sampling_params"]["ignore_eos"] for c in fake.seen)
+
+
+def test_a_simulation_that_takes_no_time_has_a_ratio() -> None:
+    rollouts = [
+        ReplayedRollout(order=order, round=0, wall_s=2.0, tail_s=0.0, tokens=1)
+        for order in REPLAYED
+    ]
+    none: dict[str, Any] = dict.fromkeys(OrderRow.__struct_fields__, 0)
+    found = ratios(rollouts, [OrderRow(**none | {"name": order}) for order in REPLAYED])
+    assert [ratio.simulated_wall for ratio in found] == [1.0, 1.0]
 
 
 async def test_a_request_that_does_not_fit_is_refused(tmp_path: Path) -> None:
