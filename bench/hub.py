@@ -41,23 +41,25 @@ class Engine:
         self.number = number
         self.urls = urls
         self.sent = self.received = 0
-        self._tokens = max(1, round(options.tokens_per_s * FLUSH_S))
+        self._tokens_per_frame = options.tokens_per_s * FLUSH_S
         cluster = number - number % FAN_OUT
         self._rows = [
             (f"group-{cluster}-{row % (options.rows // 2)}", number % FAN_OUT * options.rows + row)
             for row in range(options.rows)
         ]
-        self._position = 0
+        self._frames = self._position = 0
 
     def deltas(self) -> list[list[Delta]]:
         """Returns the next tokens of all responses, by hub."""
         parts: list[list[Delta]] = [[] for _ in self.urls]
-        tokens = b"\1\0\0\0" * self._tokens
-        for group, sequence in self._rows:
+        self._frames += 1
+        end = round(self._frames * self._tokens_per_frame)
+        tokens = b"\1\0\0\0" * (end - self._position)
+        for group, sequence in self._rows if tokens else ():
             parts[hub_of(group, len(self.urls))].append(
                 Delta(group, sequence, self._position, tokens)
             )
-        self._position += self._tokens
+        self._position = end
         return parts
 
     async def run(self, session: aiohttp.ClientSession, end: float) -> None:
