@@ -107,14 +107,15 @@ def plain_config(config: Config) -> Config:
 
 
 class SampleDigests(Observer):
-    """Collects a digest of every finished sample."""
+    """Collects a digest of every sample; one that failed has nothing to compare."""
 
     def __init__(self) -> None:
         self.taken: dict[SampleKey, bytes] = {}
 
     @override
     def finished(self, request: Request, sample: Sample) -> None:
-        self.taken[sample.group_id, sample.index] = digest(sample.response_ids.tobytes())
+        if sample.failure is None:
+            self.taken[sample.group_id, sample.index] = digest(sample.response_ids.tobytes())
 
 
 async def _compare(
@@ -133,7 +134,7 @@ async def _compare(
     config = with_values(plain, {"rollout.seed": seed})
     async with open_fleet(config.fleet, out / "engines" / "plain") as fleet:
         infos = [engine.info for engine in fleet.engines]
-        progress = ShownProgress(infos, len(ours.prompts), len(digests))
+        progress = ShownProgress(infos, len(ours.prompts), sum(prompt.n for prompt in ours.prompts))
         work = Workload(seed, ours.prompts)
         try:
             async with asyncio.timeout(limit_s), progress.shown(console):
@@ -148,7 +149,7 @@ async def _compare(
                 )
         except TimeoutError as error:
             raise RolloutError(
-                f"plain SGLang had {progress.requests_done} of {len(digests)} samples after "
+                f"plain SGLang had {progress.requests_done} of {progress.requests} samples after "
                 f"{limit_s:.0f} s and was stopped"
             ) from error
     row = msgspec.to_builtins(rolled.row)

@@ -25,6 +25,7 @@ from seer_sgl.errors import ConfigError, EngineStartError, RolloutError
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.rollout.command import RolledOut
 from seer_sgl.timing import DEFAULT, Timing
+from seer_sgl.types import Failure, FailureKind
 from tests.helpers import made_sample, make_group
 from tests.support.infos import info
 from tests.support.rows import row
@@ -95,7 +96,7 @@ class Rollouts:
         self.error: BaseException | None = None
         self.endless = False
         self.wall_s = 20.0
-        self._group = make_group("g", n=2)
+        self.group = make_group("g", n=2)
         monkeypatch.setattr(module, "roll_out", self._roll_out)
         monkeypatch.setattr(module, "open_fleet", self._open_fleet)
         monkeypatch.setattr(module, "roll", self._roll)
@@ -104,11 +105,11 @@ class Rollouts:
         self, config: Config, out: Path, *_: Any, observers: Sequence[Observer] = ()
     ) -> RolledOut:
         self.configs.append(config)
-        for request in self._group.requests:
+        for request in self.group.requests:
             request.finish("stop", None, 1.0)
             for observer in observers:
                 observer.finished(request, made_sample(request))
-        return RolledOut([self._group.prompt], {**REPORT, "wall_s": self.wall_s})
+        return RolledOut([self.group.prompt], {**REPORT, "wall_s": self.wall_s})
 
     @contextlib.asynccontextmanager
     async def _open_fleet(self, config: FleetConfig, log_dir: Path) -> AsyncIterator[Any]:
@@ -123,7 +124,7 @@ class Rollouts:
         contents = [b"other" if i == self.different else b"" for i in range(2)]
         digests = {("g", i): digest(content) for i, content in enumerate(contents)}
         figures = row(arm, 0, throughput_tok_s=100.0)
-        record = Recorder("r", 5, [info("a")], [self._group], 0.0)
+        record = Recorder("r", 5, [info("a")], [self.group], 0.0)
         return Measurement(figures, record, digests, {}, work.prompts)
 
 
@@ -157,6 +158,15 @@ async def test_samples_that_differ_are_a_warning_at_the_end(
     await compare(tmp_path)
     assert log_lines[-1].startswith("1 of 2 samples differ: in half precision")
     assert json.loads((tmp_path / "comparison.json").read_text())["identical"] == 1
+
+
+async def test_a_sample_that_failed_is_not_one_that_differs(
+    rollouts: Rollouts, tmp_path: Path, log_lines: list[str]
+) -> None:
+    rollouts.group.requests[1].failure = Failure(FailureKind.LOST, "its chunks keep failing")
+    rollouts.different = 1
+    await compare(tmp_path)
+    assert log_lines[-1].endswith("all 1 samples identical")
 
 
 async def test_engines_on_a_ray_cluster_are_refused_before_anything_starts(tmp_path: Path) -> None:
