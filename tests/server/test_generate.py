@@ -312,6 +312,7 @@ async def test_an_answer_that_breaks_off_takes_no_engine_out_of_service() -> Non
         assert "broke off" in reply["error"]["message"]
         assert it.service.serves("e0")
         assert await it.generate(**body(2))
+        assert (await scraped(it))("seer_request_seconds_count", kind="single") == 1
 
 
 async def test_more_responses_than_allowed_are_refused_with_429() -> None:

@@ -166,6 +166,7 @@ async def test_ends_are_counted_by_reason_and_lost_chunks_by_kind() -> None:
     for reason, count in (("length", 1), ("refused", 1), ("abort", 1), ("passthrough", 1)):
         assert now("seer_requests_ended_total", reason=reason) == count, reason
     assert now.sum("seer_requests_ended_total") == 4
+    assert now("seer_request_seconds_count", kind="single") == 2, "of the two that were served"
     # A connection that breaks is replaced once, so the reset costs no chunk.
     assert now("seer_chunk_errors_total", kind="unavailable") == 1
     assert now("seer_chunk_errors_total", kind="bad_reply") == 1

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from seer_sgl.engine_types import EngineInfo, EngineLoad
 from seer_sgl.report.counts import FleetCounts
+from seer_sgl.server.passthrough.send import Passthrough
 from seer_sgl.types import Chunk, ChunkResult, Failure, Group, Request, RequestState, Sample
 
 from .histories import FleetHistory
@@ -104,7 +105,10 @@ class ServerCounts(FleetCounts):
             reason = request.failure.kind.value
         unread = request.passthrough is not None and reason != "abort"
         self.ends[PASSTHROUGH if unread else reason] += 1
-        self.latencies.finished(request, now)
+        if reason in ("stop", "length") and (
+            not isinstance(request.passthrough, Passthrough) or request.passthrough.served
+        ):
+            self.latencies.finished(request, now)
 
     @override
     def closed(self, group: Group, failure: Failure | None) -> None:

@@ -23,8 +23,9 @@ class Latencies:
         )
         request = Histogram(
             "seer_request_seconds",
-            "Time from a request's submission until it finished. kind: single (a request of its "
-            "own, also one that passed through) or rollout.",
+            "Time from a request's submission until it finished; none of one that was refused, "
+            "aborted or given up. kind: single (a request of its own, also one that passed "
+            "through) or rollout.",
             ["kind"],
             buckets=REQUEST_S,
             registry=registry,

@@ -121,6 +121,12 @@ class Passthrough:
                 await response.write(piece)
                 piece = await answer.content.readany()
 
+    @property
+    def served(self) -> bool:
+        """Whether its client has a whole answer that is no error."""
+        status = None if self.response is None else self.response.status
+        return not self.broken and status is not None and status < HTTPStatus.BAD_REQUEST
+
     def named(self, named: Prefixes) -> bool:
         """Returns whether an abort of these names ends it."""
         return named.match("") or any(map(named.match, self._rids))
