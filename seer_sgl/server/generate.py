@@ -20,7 +20,7 @@ from .meta_info import Reply, TokenText
 from .passthrough.body import PassthroughBody, passthrough_body
 from .passthrough.reasons import NotDivisible
 from .service import THREAD_BYTES, Service
-from .streams import as_they_come, finished, streaming
+from .streams import FAILED, as_they_come, finished, streaming
 
 IMAGES = "image_data"
 SESSION_HEADER = "X-SMG-Routing-Key"  # of SGLang's router
@@ -67,6 +67,7 @@ class Generate:
                 answer = answers[index]
                 if answer.error is not None:
                     event: dict[str, Any] = {"error": error_fields(answer.error)}
+                    http[FAILED] = answer.error.status
                 else:
                     event = replies[index].event()
                     if not batch.single:

@@ -27,12 +27,13 @@ from aiohttp import web
 from seer_sgl.rollout.samples import encode_sample
 from seer_sgl.types import Group, Sample
 
+from .errors import Unavailable
 from .json import dumps, json_response
 from .rollout_body import NDJSON, AcceptBody, RejectBody, decoded, read_rollout
 from .rollout_progress import progress, summary
 from .rollout_served import ServedRollout
 from .rollouts import Rollouts
-from .streams import streaming
+from .streams import FAILED, streaming
 
 ROLLOUT_HEADER = "X-Seer-Rollout-Id"
 
@@ -114,6 +115,8 @@ async def _stream(http: web.Request, served: ServedRollout) -> web.StreamRespons
     try:
         async with streaming(http, headers) as response:
             await _write(response, served)
+            if served.end == "failed":
+                http[FAILED] = Unavailable.status
     finally:
         served.finish("left")  # unless it has ended
         served.drop_events()

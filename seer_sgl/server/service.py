@@ -220,7 +220,7 @@ class Service:
             passthrough.ended = True
             self._passthroughs.remove(passthrough)
         if passthrough.broken:
-            abandon(http)
+            abandon(http, Failed.status)
         if passthrough.response is None:
             raise Failed("the engine's answer could not be passed on")
         return passthrough.response

@@ -9,9 +9,12 @@ from typing import Any
 from aiohttp import web
 
 from .calls import Answer
+from .errors import HttpError
 from .meta_info import Reply
 
 logger = logging.getLogger(__name__)
+# Key of a request whose answer fails half-way: the status of the failure. aiohttp 3.14 has a type.
+FAILED: Any = web.RequestKey("failed", int) if hasattr(web, "RequestKey") else "failed"
 
 
 async def finished(answers: Sequence[Answer], replies: Sequence[Reply]) -> list[dict[str, Any]]:
@@ -74,7 +77,11 @@ async def streaming(
         raise ConnectionResetError("the rest of the answer is lost") from error
 
 
-def abandon(http: web.Request) -> None:
-    """Ends the connection of a request, so that the client sees that its answer is incomplete."""
+def abandon(http: web.Request, status: int = HttpError.status) -> None:
+    """Ends the connection of a request, so that the client sees that its answer is incomplete.
+
+    status: of the failure, for the metrics.
+    """
+    http[FAILED] = status
     if http.transport is not None:
         http.transport.abort()

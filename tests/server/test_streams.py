@@ -1,17 +1,22 @@
 """Streams that end early."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from typing_extensions import override
 
 from seer_sgl.server import rollout_routes
 from seer_sgl.server.meta_info import Reply
 from tests.fake_sglang import FakeSGLang
-from tests.server.helpers import served
+from tests.server.chat_fake import ChatFake, model_folder
+from tests.server.helpers import CHUNK, served
 from tests.server.rollout_client import prompts
-from tests.support.bodies import body
+from tests.server.scrape import scraped
+from tests.support.bodies import body, events
 from tests.support.waiting import until
 
 
@@ -44,4 +49,53 @@ async def test_a_stream_that_fails_half_way_ends_its_connection_and_its_requests
             with pytest.raises(aiohttp.ClientError):
                 await reply.read()
         await until(lambda: it.service.generation.in_progress == 0)
+        assert (await scraped(it))("seer_http_requests_total", **counted(path, 500)) == 1
     assert "failed half-way" in caplog.text
+
+
+def counted(route: str, status: int) -> dict[str, str]:
+    return {"route": route, "method": "POST", "status": str(status)}
+
+
+async def test_an_answer_whose_engine_fails_half_way_is_counted_as_failed() -> None:
+    class BreakingOff(FakeSGLang):
+        async def _stream(
+            self, http: web.Request, reply: dict[str, Any], fault: str
+        ) -> web.StreamResponse:
+            response = web.StreamResponse()
+            await response.prepare(http)
+            await response.write(b"data: {}\n\n")
+            await received.wait()
+            assert http.transport is not None
+            http.transport.abort()
+            return response
+
+    received = asyncio.Event()
+    async with served(BreakingOff(longest=1000)) as it:
+        fields = body(1, top_logprobs_num=1, stream=True)
+        async with asyncio.timeout(60), it.session.post(f"{it.url}/generate", json=fields) as reply:
+            assert await reply.content.readany()
+            received.set()
+            with pytest.raises(aiohttp.ClientError):
+                await reply.read()
+        now = await scraped(it)
+        assert now("seer_http_requests_total", **counted("/generate", 502)) == 1
+        assert now("seer_request_seconds_count", kind="single") == 0
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+async def test_a_stream_that_ends_with_an_error_is_counted_with_its_status(
+    path: str, tmp_path: Path
+) -> None:
+    class RefusesContinuations(ChatFake):
+        @override
+        def fault_of(self, call: dict[str, Any]) -> str:
+            return "400" if len(call["input_ids"]) > CHUNK else ""
+
+    fields = body(300 << 7) if path == "/generate" else {"prompt": " w100", "seed": 300 << 7}
+    async with served(RefusesContinuations(), model={"path": model_folder(tmp_path)}) as it:
+        *_, last = await events(it, path, **fields)
+        now = await scraped(it)
+    assert "fault 400" in last["error"]["message"]
+    assert now("seer_http_requests_total", **counted(path, 400)) == 1
+    assert now("seer_request_seconds_count", kind="single") == 0

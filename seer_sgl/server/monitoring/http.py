@@ -6,6 +6,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CollectorRegistry, Counter
 
+from seer_sgl.server.streams import FAILED
+
 METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH")
 OTHER = "other"  # no route, or an unusual method: a client must not choose the number of series
 LEFT = "client left"  # instead of a status
@@ -16,7 +18,8 @@ def counted(registry: CollectorRegistry) -> Middleware:
     requests = Counter(
         "seer_http_requests_total",
         f"Answered HTTP requests by route template, method and status; status {LEFT!r}: the client "
-        "hung up before the end of the answer.",
+        "hung up before the end of the answer. A stream that fails half-way counts with the status "
+        "of its failure.",
         ["route", "method", "status"],
         registry=registry,
     )
@@ -36,7 +39,7 @@ def counted(registry: CollectorRegistry) -> Middleware:
             raise
         finally:
             method = request.method if request.method in METHODS else OTHER
-            requests.labels(_route(request), method, status).inc()
+            requests.labels(_route(request), method, request.get(FAILED, status)).inc()
 
     return count
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from seer_sgl.server.calls import Answer
 from seer_sgl.server.json import END, EVENTS, event_of
 from seer_sgl.server.meta_info import Reply
-from seer_sgl.server.streams import as_they_come, streaming
+from seer_sgl.server.streams import FAILED, as_they_come, streaming
 
 from .errors import error_object
 from .parts import OpenAIResponse
@@ -39,6 +39,7 @@ async def stream_events(
             async for index in positions:
                 error = answers[index].error
                 if error is not None:
+                    http[FAILED] = error.status
                     await response.write(event_of({"error": error_object(error)}))
                     break
                 newest[index] = await _send_new(response, index, replies[index], made)
