@@ -26,6 +26,7 @@ class ChatResponse(OpenAIResponse):
     ) -> None:
         super().__init__(chat, calls, facts, token_bytes)
         self._chat = chat
+        self._parser = facts.tool_call_parser is not None
         self._logprobs: dict[int, list[Any]] = {}  # of tokens that are not in a chunk yet
 
     @override
@@ -35,9 +36,10 @@ class ChatResponse(OpenAIResponse):
         waiting = self._logprobs.get(index, [])
         waiting += event["meta_info"].get("output_token_logprobs", [])
         self._logprobs[index] = waiting
-        if not event["text"]:
+        # SGLang sends log probabilities without a text only where engines have a parser.
+        if not event["text"] and not (waiting and self._parser):
             return
-        choice = self._delta(index, content=event["text"])
+        choice = self._delta(index, **({"content": event["text"]} if event["text"] else {}))
         if waiting:
             choice["logprobs"] = chat_logprobs(waiting, self._token_bytes)
             self._logprobs[index] = []

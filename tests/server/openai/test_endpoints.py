@@ -54,6 +54,23 @@ async def test_a_stream_has_a_part_for_each_chunk(it: Served, path: str, fields:
     assert parts[-1]["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("parser", [None, "qwen"])
+async def test_the_end_token_has_a_chunk_of_its_own_where_engines_have_a_parser(
+    it: Served, fake: ChatFake, parser: str | None
+) -> None:
+    fake.arguments |= {"tool_call_parser": parser}
+    options = {"continuous_usage_stats": True}
+    fields: Json = {"messages": MESSAGES, "logprobs": True, "seed": 0, "stream_options": options}
+    first, *parts, last = await events(it, CHAT, **fields)
+    assert first["choices"][0]["delta"]["role"] == "assistant"
+    assert last["choices"][0]["finish_reason"] == "stop"
+    assert len(parts) == (parser is not None)
+    for part in parts:
+        (choice,) = part["choices"]
+        assert choice["delta"] == {"reasoning_content": None}
+        assert len(choice["logprobs"]["content"]) == part["usage"]["completion_tokens"] == 1
+
+
 async def test_the_usage_comes_last_if_it_is_wanted(it: Served) -> None:
     parts = await events(
         it,
