@@ -8,7 +8,7 @@ as characters ^ degree * choices, for the worst text.
 import re
 import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT)
@@ -17,6 +17,8 @@ FEW = 16  # repetitions that are counted as choices
 # `re.search` begins at each place, so a single repetition of any character has degree 2.
 MOST_DEGREE = 2
 MOST_CHOICES = 64
+COUNTED_CHOICES = 10**9  # beyond, no number is kept: nested repetitions make ones of many gigabytes
+MOST_ITEMS = 512  # of a pattern; the reading of nested repetitions would take years
 LATIN = [chr(code) for code in range(256)]
 CATEGORIES: Mapping[Any, Callable[[str], bool]] = {
     sre.CATEGORY_DIGIT: str.isdecimal,
@@ -37,9 +39,11 @@ def redos_risk(pattern: str) -> str | None:
         parsed = sre_parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         return f"no regular expression: {error}"
-    work = _Work(frozenset([*LATIN, *BEYOND, *_literals(parsed)]))
+    work = _Work(frozenset([*LATIN, *BEYOND, *_literals(parsed)]), iter(range(MOST_ITEMS)))
     try:
         work.sequence(parsed)
+    except _TooLong:
+        return f"more than {MOST_ITEMS} parts, those of nested repetitions counted several times"
     except _Nested:
         return "a repetition of what can match in several ways could take an engine for ever"
     if work.degree > MOST_DEGREE:
@@ -53,17 +57,22 @@ class _Nested(Exception):
     """A repetition of something with choices: exponential work."""
 
 
+class _TooLong(Exception):
+    """More than MOST_ITEMS were read."""
+
+
 class _Work:
-    """The degree and the choices of what was read so far.
+    """The degree and the choices of what was read so far. `left`: one entry per item to be read.
 
     Two repetitions multiply the work unless their characters differ, or a character must come
     between them that one of them does not match.
     """
 
-    def __init__(self, alphabet: Characters) -> None:
+    def __init__(self, alphabet: Characters, left: Iterator[int]) -> None:
         self.degree = 1
         self.choices = 1
         self._alphabet = alphabet
+        self._left = left
         self._required: list[Characters] = []  # the characters that must come, in order
         # Each repetition so far, and how many characters must come before its end. The first one is
         # the text before the match.
@@ -72,6 +81,8 @@ class _Work:
     def sequence(self, items: Any) -> None:
         """Reads items that follow each other."""
         for kind, value in items:
+            if next(self._left, None) is None:
+                raise _TooLong
             if kind in CHARACTERS:
                 self._required.append(self._characters(kind, value))
             elif kind in REPEATS:
@@ -85,7 +96,7 @@ class _Work:
                     self.sequence(part)
 
     def _repeat(self, least: int, most: int, items: Any) -> None:
-        inner = _Work(self._alphabet)
+        inner = _Work(self._alphabet, self._left)
         inner.sequence(items)
         if most > FEW:
             if inner.degree > 1 or inner.choices > 1:
@@ -100,7 +111,8 @@ class _Work:
             self.sequence(items)
         if not least:
             del self._required[before:]
-        self.choices *= (most - least + 1) * int(inner.choices) ** most
+        ways = self.choices * (most - least + 1) * int(inner.choices) ** most
+        self.choices = min(COUNTED_CHOICES, ways)
 
     def _many(self, least: int, repeated: Characters) -> None:
         if least:

@@ -19,7 +19,7 @@ STATEFUL = (
     *GRAMMARS,
     "stop_regex",
 )
-MOST_STOPS = 32  # SGLang's MAX_STOP_COUNT
+MOST_STOPS = 32  # SGLang's MAX_STOP_COUNT and MAX_STOP_REGEX_COUNT
 LONGEST_STOP = 128  # characters
 MOST_VALUES = 4096
 
@@ -72,8 +72,10 @@ def invalid(sampling: Sampling) -> Iterator[Reason]:
             yield Reason("logit_bias", f"must be at most {HIGHEST_REAL:g} either way")
         if not TOKEN_ID.fullmatch(token) or int(token) > LARGEST_ID:
             yield Reason("logit_bias", f"{token!r} is not a token id")
-    regexes = sampling.stop_regex
-    for pattern in [regexes] if isinstance(regexes, str) else regexes:
+    regexes = [sampling.stop_regex] if isinstance(sampling.stop_regex, str) else sampling.stop_regex
+    if len(regexes) > MOST_STOPS:
+        yield Reason("stop_regex", f"more than {MOST_STOPS} patterns")
+    for pattern in regexes[:MOST_STOPS]:
         why = redos_risk(pattern)
         if why is not None:
             yield Reason("stop_regex", why)

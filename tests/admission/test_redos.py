@@ -25,6 +25,8 @@ POLYNOMIAL = [
     *("[\u0600-\u06ff]*\\d*x", "(?i)A*a*z", "a{17,}a{17,}z", "(?:a*){3}z"),
 ]
 MANY_WAYS = ["a?" * 30 + "a" * 30, "(a|aa)" * 20 + "z", "(?:x{1,16}){1,16}y"]
+MANY_WAYS += ["(" * 5 + "a|aa" + "){16}" * 5]  # 2 ^ (16 ^ 5)
+LONG = ["(" * 60 + "a" + "){2}" * 60, "(" * 9 + "a*b" + "){16}" * 9, "a" * 4096]
 
 
 @pytest.mark.parametrize("pattern", USUAL)
@@ -38,6 +40,7 @@ def test_usual_patterns_may_be_matched(pattern: str) -> None:
         (EXPONENTIAL, "for ever"),
         (POLYNOMIAL, "repetitions that can match the same text"),
         (MANY_WAYS, "ways to match one text"),
+        (LONG, "more than 512 parts"),
         (["(", "[z-a]", "(" * 5000, "a{4294967296}"], "no regular expression"),
     ],
 )
