@@ -118,6 +118,8 @@ async def _stream(http: web.Request, served: ServedRollout) -> web.StreamRespons
             if served.end == "failed":
                 http[FAILED] = Unavailable.status
     finally:
+        if FAILED in http:
+            served.finish("failed", "the answer broke off because of a defect of the server")
         served.finish("left")  # unless it has ended
         served.drop_events()
         watch.cancel()

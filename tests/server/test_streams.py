@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from seer_sgl.server import rollout_routes
 from seer_sgl.server.meta_info import Reply
+from seer_sgl.server.rollout_progress import summary
 from tests.fake_sglang import FakeSGLang
 from tests.server.chat_fake import ChatFake, model_folder
 from tests.server.helpers import CHUNK, served
@@ -50,6 +51,7 @@ async def test_a_stream_that_fails_half_way_ends_its_connection_and_its_requests
                 await reply.read()
         await until(lambda: it.service.generation.in_progress == 0)
         assert (await scraped(it))("seer_http_requests_total", **counted(path, 500)) == 1
+        assert all(end["state"] == "failed" for end in map(summary, it.service.rollouts))
     assert "failed half-way" in caplog.text
 
 
