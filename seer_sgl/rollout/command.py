@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import tempfile
@@ -16,7 +17,15 @@ from rich.console import Console
 from seer_sgl.config import Config, ExternalEngines
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ConfigError, RolloutError
-from seer_sgl.files import SAMPLES, FileReserve, explained, out_has, using_out, write_json
+from seer_sgl.files import (
+    SAMPLES,
+    FileReserve,
+    explained,
+    make_out_folder,
+    out_has,
+    using_out,
+    write_json,
+)
 from seer_sgl.report.progress import ShownProgress
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.style import can_draw
@@ -75,7 +84,7 @@ async def roll_out(
     rollout = Rollout(config, log_dir=out / "engines")
     prompts = rollout.read_prompts(Path(config.rollout.prompts))
     requests = sum(prompt.n for prompt in prompts)
-    with _journal(config, resume) as journal:
+    with _journal(config, resume) as journal, _claimed(out):
         samples = _new_samples_file(out, overwrite or _has_samples_of(out, journal))
         logger.info("%d groups, %d requests", len(prompts), requests)
         if journal is not None and journal.is_complete(len(prompts)):
@@ -197,6 +206,28 @@ def _reason(ended: BaseException | None) -> str | None:
 
 
 @contextlib.contextmanager
+def _claimed(out: Path) -> Iterator[None]:
+    """Makes the folder of `--out`, and keeps other rollouts from writing there during the block.
+
+    The system ends the lock with the process. Raises ConfigError.
+    """
+    make_out_folder(out)
+    with using_out(out):
+        folder = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(folder)
+        raise ConfigError(f"--out {out}: another rollout is writing there") from error
+    except OSError:  # a file system without locks of folders, such as NFS
+        pass
+    try:
+        yield
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
 def _reserve(out: Path) -> Iterator[Callable[[], None]]:
     """Reserves disk space and file descriptors for report and timeline until the yielded function
     is called.
@@ -231,7 +262,6 @@ def _new_samples_file(out: Path, overwrite: bool) -> Path:
     if out_has(out, SAMPLES) and not overwrite:
         raise ConfigError(f"--out {out}: {samples} exists; use another folder or --overwrite")
     with using_out(out):
-        out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass
         if samples.exists():
