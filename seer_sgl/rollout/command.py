@@ -232,28 +232,19 @@ def _reserve(out: Path) -> Iterator[Callable[[], None]]:
     """Reserves disk space and file descriptors for report and timeline until the yielded function
     is called.
 
-    The samples may fill the disk, and the sockets may take all descriptors. Raises ConfigError if
-    the disk is already full.
+    The samples may fill the disk, and the sockets may take all descriptors. The space has no name,
+    so that a killed process leaves nothing. Raises ConfigError if the disk is already full.
     """
-    path = out / ".reserve"
-    with explained(path):
-        files = FileReserve(RESERVE_FILES)
-
-    def release() -> None:
-        path.unlink(missing_ok=True)
-        files.release()
-
-    try:
-        with path.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
-    except OSError as error:
-        release()
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ConfigError(f"--out {out}: {error.strerror}") from error
-    try:
-        yield release
-    finally:
-        release()
+    with contextlib.ExitStack() as held:
+        with explained(out):
+            held.callback(FileReserve(RESERVE_FILES).release)
+        try:
+            space = held.enter_context(tempfile.TemporaryFile(dir=out))
+            os.posix_fallocate(space.fileno(), 0, RESERVE_BYTES)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise ConfigError(f"--out {out}: {error.strerror}") from error
+        yield held.close
 
 
 def _new_samples_file(out: Path, overwrite: bool) -> Path:

@@ -46,3 +46,10 @@ async def test_a_second_rollout_does_not_replace_the_samples_of_a_living_one(
             with pytest.raises(ConfigError, match="another rollout is writing there"):
                 await roll_out(config, out, True, open_console())
             assert (out / "samples.jsonl").read_bytes()
+
+
+async def test_a_killed_rollout_leaves_nothing_but_its_samples(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.05, max_running_requests=2) as it:
+        config, out = config_for(tmp_path, it), tmp_path / "out"
+        async with rolling(config, out):
+            assert [path.name for path in out.iterdir()] == ["samples.jsonl"]
