@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import io
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -15,7 +14,7 @@ from seer_sgl.files import append_whole
 from .blocks import FIRST_LINE, Tail, make_block
 from .records import Header, encode
 
-FILE, LOCK = "journal", "lock"
+FILE, NEW, LOCK = "journal", "journal.new", "lock"
 
 
 class JournalFolder:
@@ -49,7 +48,7 @@ class JournalFolder:
     def begin(self, header: Header) -> tuple[io.FileIO, Tail]:
         """Replaces the file by one with a header, which is on disk then. Raises JournalError."""
         block, tail = make_block([encode(header)], Tail(len(FIRST_LINE), 0, 0))
-        fresh = self.path / f"{FILE}.new"
+        fresh = self.path / NEW
         with self.explained():
             file = io.FileIO(fresh, "w")
             try:
@@ -80,10 +79,12 @@ class JournalFolder:
         return file
 
     def remove(self) -> None:
-        """Removes the folder with what is in it, and releases the lock. Raises JournalError."""
+        """Removes the folder and releases the lock. Raises JournalError if it has other files."""
         try:
             with self.explained():
-                shutil.rmtree(self.path)
+                for name in (FILE, NEW, LOCK):
+                    (self.path / name).unlink(missing_ok=True)
+                self.path.rmdir()
         finally:
             self.close()
 

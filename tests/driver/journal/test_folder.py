@@ -87,6 +87,18 @@ def test_a_journal_that_cannot_be_read_or_changed_is_refused_in_one_line(
     assert contents(folder) == before
 
 
+def test_a_folder_with_other_files_keeps_them(folder: Path) -> None:
+    other = folder / "results" / "samples.jsonl"
+    other.parent.mkdir()
+    other.write_text("{}\n")
+    with pytest.raises(JournalError, match="Directory not empty"):
+        JournalFolder(folder, create=True).remove()
+    assert other.read_text() == "{}\n"
+    shutil.rmtree(other.parent)
+    JournalFolder(folder, create=True).remove()
+    assert not folder.exists()
+
+
 def test_a_new_journal_in_a_folder_that_may_not_be_changed_is_refused(folder: Path) -> None:
     with JournalFolder(folder, create=False) as opened:
         stored = read(opened)
