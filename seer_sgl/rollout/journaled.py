@@ -91,8 +91,11 @@ class RolloutJournal:
 
     @classmethod
     def begin_or_resume(cls, path: Path | str) -> Self:
-        """Returns the journal of the rollout in a folder, or of a new one. Raises JournalError."""
-        return cls(JournalFolder(Path(path), create=True))
+        """Returns the journal of the rollout in a folder, or of a new one. Raises JournalError.
+
+        Prompts may be added: a journal lacks the last ones if its process died as it added them.
+        """
+        return cls(JournalFolder(Path(path), create=True), extend=True)
 
     def __enter__(self) -> Self:
         return self
