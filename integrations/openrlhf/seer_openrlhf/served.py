@@ -111,9 +111,12 @@ class Child:
         return f"seer-sgl serve ended {how}: {self._last_line()}; its log: {self.log}"
 
     def _last_line(self) -> str:
-        with self.log.open("rb") as log:
-            log.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
+        try:
+            with self.log.open("rb") as log:
+                log.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError as error:  # somebody has removed it
+            return f"the log cannot be read: {error.strerror}"
         return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 

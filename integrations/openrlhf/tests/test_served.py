@@ -10,12 +10,13 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fake_seer_sgl import COMMAND
 from seer_openrlhf.checks import ServeError, unhealthy
 from seer_openrlhf.flags import FLAGS, SeerFlags
-from seer_openrlhf.served import LOGS, served, server_environment
+from seer_openrlhf.served import LOGS, Child, served, server_environment
 
 PAUSES = "seer_openrlhf.served.PAUSES_S"
 
@@ -108,6 +109,14 @@ def test_a_server_that_is_killed_during_the_block_is_reported(
     *_, line = capfd.readouterr().err.splitlines()
     assert line == (
         f"seer-openrlhf: seer-sgl serve ended by SIGKILL: starting; its log: {log_of(folder)}"
+    )
+
+
+def test_a_log_that_was_removed_keeps_no_server_from_its_restart(folder: Path) -> None:
+    child = Child(Mock(returncode=-9), folder / "removed.log")
+    assert child.end() == (
+        "seer-sgl serve ended by SIGKILL: the log cannot be read: No such file or directory; "
+        f"its log: {folder / 'removed.log'}"
     )
 
 
