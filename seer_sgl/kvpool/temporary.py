@@ -31,7 +31,7 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
 
 
 @contextlib.contextmanager
@@ -47,9 +47,17 @@ def _alone_in(parent: Path) -> Iterator[None]:
 
 def _remove_abandoned(parent: Path) -> None:
     for lock in parent.glob(f"{PREFIX}*/{LOCK}"):
-        if _is_held(lock):
-            continue
-        shutil.rmtree(lock.parent, ignore_errors=True)
+        if not _is_held(lock):
+            _remove(lock.parent)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder, its lock last: the next owner finds what a killed removal has left."""
+    for path in folder.glob("*"):
+        if path.name != LOCK:
+            with contextlib.suppress(OSError):  # a folder goes with the rest
+                path.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_held(path: Path) -> bool:

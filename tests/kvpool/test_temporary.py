@@ -1,9 +1,11 @@
 """Temporary folders of living owners are kept, and folders of ended owners are removed."""
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +48,29 @@ def test_folders_of_killed_owners_are_removed_and_those_of_living_ones_kept(
         for owner, _ in owners:
             owner.kill()
             owner.communicate()
+
+
+@pytest.mark.parametrize("removed", range(0, 20, 3))
+def test_the_rest_of_a_removal_that_was_killed_is_removed_by_the_next_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int
+) -> None:
+    unlink, calls = os.unlink, 0
+
+    def killed(*path: Any, **options: Any) -> None:
+        nonlocal calls
+        if calls == removed:
+            raise KeyboardInterrupt
+        calls += 1
+        unlink(*path, **options)
+
+    with pytest.raises(KeyboardInterrupt), temporary_folder(tmp_path) as folder:
+        for number in range(20):
+            (folder / f"page{number}").write_bytes(b"kv")
+        monkeypatch.setattr(os, "unlink", killed)
+    monkeypatch.undo()
+    assert folder.exists()
+    with temporary_folder(tmp_path) as mine:
+        assert set(tmp_path.iterdir()) == {mine}
 
 
 def test_what_others_have_in_the_folder_is_left_alone(tmp_path: Path) -> None:
