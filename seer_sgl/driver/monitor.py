@@ -50,7 +50,10 @@ class Monitor:
     @property
     def stale(self) -> dict[str, str]:
         """The engines that may not come back before the next weight update: why, by id."""
-        lacking = ((name, watched.health.lacks) for name, watched in self._watched.items())
+        lacking = (
+            (name, watched.health.lacks or self._restarted(watched.engine))
+            for name, watched in self._watched.items()
+        )
         return {name: why for name, why in lacking if why is not None}
 
     def health(self, engine_id: str) -> Health:
@@ -85,7 +88,8 @@ class Monitor:
         self._publish(watched)
 
     def clear_stale(self, engine_id: str) -> None:
-        """Lets an engine come back that was marked stale, once it has passed its check."""
+        """Lets an engine come back that was stale, once it has passed its check."""
+        self.version_unknown.pop(engine_id, None)
         if engine_id in self._watched:
             self._watched[engine_id].health.has_weights()
 
@@ -227,8 +231,7 @@ class Monitor:
             return await self._problem(watched)
         if not restored:
             return problem
-        self.version_unknown.pop(watched.name, None)
-        watched.health.has_weights()
+        self.clear_stale(watched.name)
         return await self._problem(watched)
 
     async def _problem(self, watched: EngineWatch) -> EngineProblem | None:
@@ -247,21 +250,17 @@ class Monitor:
         self._loop.health_changed(watched.name, state, watched.health.why)
 
     def _other_weights(self, engine: Engine) -> EngineProblem | None:
-        name, version, instance = (
-            engine.info.engine_id,
-            engine.info.weight_version,
-            engine.info.instance,
-        )
-        if self.version_unknown.get(name, instance) != instance:
-            return EngineProblem(
-                f"engine {name}: it was restarted after a weight update that had no version",
-                weights=True,
-            )
-        if self.weight_version is None or version == self.weight_version:
+        name, version = engine.info.engine_id, engine.info.weight_version
+        why = self._restarted(engine)
+        if why is None and self.weight_version not in (None, version):
+            why = f"engine {name}: it serves weights {version}, not {self.weight_version}"
+        return None if why is None else EngineProblem(why, weights=True)
+
+    def _restarted(self, engine: Engine) -> str | None:
+        name, instance = engine.info.engine_id, engine.info.instance
+        if self.version_unknown.get(name, instance) == instance:
             return None
-        return EngineProblem(
-            f"engine {name}: it serves weights {version}, not {self.weight_version}", weights=True
-        )
+        return f"engine {name}: it was restarted after a weight update that had no version"
 
     def _follow_weights(self) -> None:
         """Takes over a version that all serving engines report: a trainer has updated them itself.

@@ -159,6 +159,7 @@ async def test_a_name_does_not_bring_an_engine_back_that_was_restarted() -> None
         assert (await it.post(DISK, model_path="new"))[0] == 200
         fakes[1].startup_s += 1
         await until(lambda: not it.service.serves("e1"))
+        await polled(fakes[1])
         status, _ = await it.post("/update_weight_version", new_version="v2")
         assert status == 200
         assert list(it.service.driver.stale) == ["e1"]
