@@ -26,13 +26,15 @@ Starts = Mapping[str, str | None]  # by engine id: the instance of its server; N
 class Session(msgspec.Struct):
     """An update between begin and end. `engines`: have applied all of it so far.
 
-    `starts`: of the engines at its begin. `broken`: the engines that failed in the middle of a part
-    that every engine failed.
+    `starts`: of the engines at its begin. `begun`: a part was applied. `failed`: the last part was
+    not. `broken`: the engines that failed in the middle of a part that every engine failed.
     """
 
     engines: dict[str, HttpEngine]
     starts: Starts
     version: str | None = None
+    begun: bool = False
+    failed: bool = False
     broken: set[str] = msgspec.field(default_factory=set)
 
 

@@ -133,7 +133,10 @@ async def begin(state: FleetState, fields: Fields) -> CallResult:
 
 
 async def end(state: FleetState, fields: Fields) -> CallResult:
-    """Closes the session. An engine that missed a part of it is stale."""
+    """Closes the session. An engine that missed a part of it is stale.
+
+    So are all of them if the last part failed after others: their weights are a mixture.
+    """
     session = state.session
     if session is None:
         raise InputError("no weight-update session is open; call begin_weight_update() first")
@@ -145,6 +148,7 @@ async def end(state: FleetState, fields: Fields) -> CallResult:
             name: engine
             for name, engine in session.engines.items()
             if name in ended and name not in session.broken
+            if not (session.begun and session.failed)
         }
         replies = {name: replies[name] for name in session.engines if name in replies}
         await mark_updated(state, updated, session.version, starts=session.starts)
@@ -161,6 +165,8 @@ async def end(state: FleetState, fields: Fields) -> CallResult:
 async def update(state: FleetState, new: WeightUpdate, before: Before | None) -> CallResult:
     """Makes one update. Without a session of the caller's the engines serve it at once."""
     session = state.session
+    if session is not None:
+        session.failed = True  # until engines have applied it
     if new.path != DISK:
         require_one_copy(new.path.removeprefix("/"), state.engines())
     bodies = new.bodies(ranks_of(state.engines()))
@@ -192,7 +198,7 @@ async def update(state: FleetState, new: WeightUpdate, before: Before | None) ->
             await mark_updated(state, whole, new.version, starts=starts)
             _require_current(state)
         elif updated and session is not None:  # if all failed alike, none has missed it
-            session.engines = updated
+            session.engines, session.begun, session.failed = updated, True, False
             session.version = new.version or session.version
         else:
             # Weights without memory have a name that says nothing.

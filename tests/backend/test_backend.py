@@ -236,6 +236,28 @@ async def test_an_update_before_the_kv_has_its_memory_back_shows_if_it_changed_w
         await backend.resume_memory()
 
 
+@pytest.mark.parametrize("again", [False, True])
+async def test_an_update_that_ends_with_a_part_that_every_engine_refuses_is_not_served(
+    again: bool, trainer: Trainer, it: Served, fakes: Fakes
+) -> None:
+    assert (await trainer.begin()).kind == "ok"
+    assert (await trainer.update("v2", TENSORS)).kind == "ok"
+    for fake in fakes:
+        fake.refused[TENSOR] = 500
+    assert (await trainer.update("v2", TENSORS)).kind == "failed"
+    for fake in fakes:
+        fake.refused.clear()
+    if again:
+        assert (await trainer.update("v2", TENSORS)).kind == "ok"
+    said = await trainer.end()
+    assert not it.service.backend.holds
+    if not again:
+        assert said.kind == "wrong" and "no engine has the new weights" in said.message
+        assert sorted(it.service.driver.stale) == ["e0", "e1"], "their weights are a mixture"
+        assert (await trainer.update("v3")).kind == "ok"
+    assert not it.service.driver.stale
+
+
 async def test_an_engine_that_dies_between_begin_and_end_is_stale(
     trainer: Trainer, it: Served, fakes: Fakes
 ) -> None:
