@@ -336,7 +336,9 @@ class Rollout:
         maker = GroupMaker(start.run_id, start.seed)
         groups = self.make_groups(prompts, maker, sampling, limits, started_at)
         if journal is not None:
-            journal.open(start, sampling, self.engines, groups, started_at)
+            stale = self.driver.stale  # their weights are none of the rollout's
+            engines = [info for info in self.engines if info.engine_id not in stale]
+            journal.open(start, sampling, engines or self.engines, groups, started_at)
         return RolloutSession(
             self.driver,
             groups,

@@ -111,6 +111,19 @@ async def test_with_a_target_restored_groups_count_first(tmp_path: Path) -> None
         assert len(lines[-1]["group_ids"]) == 3
 
 
+async def test_a_rollout_continues_although_the_first_engine_is_stale(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.01) as it, server(it, tmp_path) as served:
+        update = "/update_weights_from_disk"
+        it.servers[0].refused[update] = 400
+        assert (await served.post(update, model_path="new", weight_version="v2"))[0] == 200
+        assert list(served.service.driver.stale) == ["e0"]
+        await some(served, 2)
+        await unlocked(tmp_path / "step-1")
+        lines = await lines_of(served, GROUPS, journal="step-1")
+        assert lines[0]["resumed"]["tokens"]
+        assert_whole(lines, it.servers[1])
+
+
 async def test_bad_journals_are_refused(tmp_path: Path) -> None:
     async with fakes(delay_s=0.01) as it, server(it, tmp_path) as served:
         for name in ("..", ".", "a/b", "", "x\n"):
