@@ -15,7 +15,8 @@ LOCATION = '\n\n  File "'  # begins what FastAPI adds to its message: a path and
 class EngineReply(msgspec.Struct, frozen=True):
     """What one engine replied. `status`: None if it did not answer. `reply`: JSON, or text.
 
-    `late`: it did not answer in time, and may still do what the call asked for.
+    `late`: it did not answer in time, or a proxy answers that it did not; it may still do what the
+    call asked for.
     """
 
     status: int | None
@@ -104,7 +105,7 @@ def read_reply(status: int, body: bytes) -> EngineReply:
         msgspec.json.encode(reply)  # a client's answer may contain it
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError):
         reply = one_line(body[:4096].decode(errors="replace"))
-    return EngineReply(status, without_location(reply))
+    return EngineReply(status, without_location(reply), status == HTTPStatus.GATEWAY_TIMEOUT)
 
 
 def without_location(reply: Any) -> Any:

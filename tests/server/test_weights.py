@@ -293,6 +293,15 @@ async def test_engines_that_are_all_silent_for_the_timeout_may_have_either_weigh
         assert not it.service.driver.stale
 
 
+async def test_engines_whose_proxy_waits_no_longer_may_have_either_weights(
+    it: Served, fakes: Fakes
+) -> None:
+    for fake in fakes:
+        fake.refused[DISK] = 504
+    assert (await it.post(DISK, model_path="new"))[0] == 504
+    assert sorted(it.service.driver.stale) == ["e0", "e1"]
+
+
 async def test_one_engine_alone_generates_for_a_check_of_its_weights() -> None:
     first, other = two()
     async with served(first, other) as it:
