@@ -122,7 +122,6 @@ async def _stream(http: web.Request, served: ServedRollout) -> web.StreamRespons
             served.finish("failed", "the answer broke off because of a defect of the server")
         served.finish("left")  # unless it has ended
         served.drop_events()
-        watch.cancel()
         await asyncio.wait({watch})
     return response
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import socket
 import threading
+import weakref
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -390,6 +392,19 @@ async def test_a_deleted_rollout_ends_with_what_is_complete() -> None:
         fake.gate.set()
         await until(lambda: fake.running == 0)
     assert (end["state"], end["unfinished_groups"]) == ("aborted", 5)
+
+
+async def test_a_remembered_rollout_keeps_no_group_of_its_surplus() -> None:
+    fake = FakeSGLang(max_running_requests=4)
+    async with served(fake, sampling=SAMPLING) as it:
+        async with rollout(it, prompts(12), target_groups=5, rollout_id="step") as stream:
+            found = it.service.rollouts.find("step")
+            surplus = weakref.WeakSet([*found.running.values(), *found._waiting])
+            await stream.rest()
+        await assert_all_free(it)
+        # Their chunks are aborted.
+        await until(lambda: gc.collect() >= 0 and not surplus)
+        assert it.service.rollouts.find("step") is found, "remembered for its report"
 
 
 async def test_a_client_that_hangs_up_leaves_no_samples_behind() -> None:
