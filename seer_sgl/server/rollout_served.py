@@ -93,8 +93,9 @@ class ServedRollout(Observer):
     async def watch(self) -> None:
         """Returns when the run has ended; ends the rollout if the driver has ended."""
         try:
-            async for _ in self.run:
-                pass  # `closed` has dealt with it
+            async for group in self.run:
+                if self.end is not None:  # else its reader is to take it
+                    group.requests = []
         except RolloutError as error:
             self.finish("failed", str(error))
 
@@ -114,9 +115,10 @@ class ServedRollout(Observer):
             self._events.get_nowait()
 
     def taken(self, group: Group) -> None:
-        """Records that the reader has an ended group."""
+        """Records that the reader has an ended group, and breaks its cycle of references."""
         self.delivered += 1
         self._ahead -= len(group.requests)
+        group.requests = []
         self.fill()
 
     def accept(self, group_id: str) -> None:
@@ -146,7 +148,8 @@ class ServedRollout(Observer):
         if self.end is not None:
             return
         self.end, self.error, self.ended_at = how, error, clock()
-        self._waiting.clear()
+        while self._waiting:
+            self._waiting.popleft().requests = []
         self._events.put_nowait(None)
         self._release(self._reserved)
         # Not now: an observer of the run may be the caller.
