@@ -86,5 +86,7 @@ def place_flags(config: FleetConfig, place: Place) -> dict[str, FlagValue]:
     if copies(own) == 1:  # each copy needs its own port
         # The port that SGLang itself picks may be taken by an outgoing connection first.
         flags["nccl-port"] = free_port()
+    # The driver's polls: four lines per second, 30 MB of log per day.
+    flags["uvicorn-access-log-exclude-prefixes"] = ["/v1/loads", "/model_info"]
     flags |= {"base-gpu-id": place.base_gpu} if gpu_visible() else cpu_flags()
     return flags | own

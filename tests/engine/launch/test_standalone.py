@@ -84,6 +84,14 @@ def test_code_of_the_model_is_trusted_by_engines_as_by_the_driver(
     assert ("trust-remote-code" in place_flags(local, Place("127.0.0.1", 1))) == trusted
 
 
+def test_the_log_of_an_engine_has_no_lines_of_polls_unless_the_config_says_so(fleet: Path) -> None:
+    key, local = "uvicorn-access-log-exclude-prefixes", load(fleet).fleet
+    default, own = LocalEngines(), LocalEngines(sglang={key: ["/health"]})
+    for engines, wanted in ((default, ["/v1/loads", "/model_info"]), (own, ["/health"])):
+        flags = place_flags(local._replace(engines=engines), Place("127.0.0.1", 1))
+        assert flags[key] == wanted
+
+
 def test_an_engine_of_a_fleet_takes_what_its_config_says(
     become: Any, fleet: Path, tmp_path: Path
 ) -> None:
