@@ -87,7 +87,10 @@ def _hold(port: int) -> bool:
 
 
 def require_free_port(port: int, key: str, host: str = "127.0.0.1") -> None:
-    """Raises ConfigError if `port` is in use, or if `host` is not an address of this machine."""
+    """Raises ConfigError if `port` is in use, or if `host` is not an address of this machine.
+
+    From then on `free_port` returns it no more: a server may open it after its engines' ports.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -98,6 +101,7 @@ def require_free_port(port: int, key: str, host: str = "127.0.0.1") -> None:
         except OSError as error:
             where = f"port {port}" if host == "127.0.0.1" else f"{host}:{port}"
             raise ConfigError(f"{key}: {where}: {error.strerror}") from error
+    _given.add(port)
 
 
 def own_address(peer: str) -> str:

@@ -69,6 +69,16 @@ def test_a_port_somebody_listens_on_is_not_free(monkeypatch: pytest.MonkeyPatch)
     assert free_port() == port
 
 
+def test_a_port_that_is_required_goes_to_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_held", None)
+    port = free_port()
+    monkeypatch.setattr(child, "PORTS", range(port, port + 1))
+    monkeypatch.setattr(child, "_given", set())
+    require_free_port(port, "server.port")
+    with pytest.raises(ConfigError, match="no free port"):
+        free_port()
+
+
 def test_processes_that_hold_their_ports_choose_different_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
