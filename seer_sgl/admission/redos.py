@@ -42,8 +42,11 @@ def redos_risk(pattern: str) -> str | None:
     work = _Work(frozenset([*LATIN, *BEYOND, *_literals(parsed)]), iter(range(MOST_ITEMS)))
     try:
         work.sequence(parsed)
-    except _TooLong:
-        return f"more than {MOST_ITEMS} parts, those of nested repetitions counted several times"
+    except (_TooLong, RecursionError):
+        return (
+            f"more than {MOST_ITEMS} parts, those of nested repetitions counted several times, or "
+            "too many levels of groups"
+        )
     except _Nested:
         return "a repetition of what can match in several ways could take an engine for ever"
     if work.degree > MOST_DEGREE:

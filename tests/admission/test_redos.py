@@ -41,6 +41,7 @@ def test_usual_patterns_may_be_matched(pattern: str) -> None:
         (POLYNOMIAL, "repetitions that can match the same text"),
         (MANY_WAYS, "ways to match one text"),
         (LONG, "more than 512 parts"),
+        (["(?:" * 255 + "a" + "|)?" * 255], "too many levels"),
         (["(", "[z-a]", "(" * 5000, "a{4294967296}"], "no regular expression"),
     ],
 )
