@@ -9,6 +9,7 @@ import re
 import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT)
@@ -39,7 +40,9 @@ def redos_risk(pattern: str) -> str | None:
         parsed = sre_parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         return f"no regular expression: {error}"
-    work = _Work(frozenset([*LATIN, *BEYOND, *_literals(parsed)]), iter(range(MOST_ITEMS)))
+    alphabet = frozenset([*LATIN, *BEYOND, *_literals(parsed)])
+    # Each part is compared with each of these.
+    work = _Work(alphabet, iter(range(MOST_ITEMS if len(alphabet) <= 2 * MOST_ITEMS else 0)))
     try:
         work.sequence(parsed)
     except (_TooLong, RecursionError):
@@ -65,7 +68,7 @@ class _TooLong(Exception):
 
 
 class _Work:
-    """The degree and the choices of what was read so far. `left`: one entry per item to be read.
+    """The degree and the choices of what was read so far. `left`: an entry per item to be read.
 
     Two repetitions multiply the work unless their characters differ, or a character must come
     between them that one of them does not match.
@@ -84,7 +87,8 @@ class _Work:
     def sequence(self, items: Any) -> None:
         """Reads items that follow each other."""
         for kind, value in items:
-            if next(self._left, None) is None:
+            entries = len(value) if kind is sre.IN else 1  # a set is as long as its characters
+            if len([*islice(self._left, entries)]) < entries:
                 raise _TooLong
             if kind in CHARACTERS:
                 self._required.append(self._characters(kind, value))

@@ -27,6 +27,8 @@ POLYNOMIAL = [
 MANY_WAYS = ["a?" * 30 + "a" * 30, "(a|aa)" * 20 + "z", "(?:x{1,16}){1,16}y"]
 MANY_WAYS += ["(" * 5 + "a|aa" + "){16}" * 5]  # 2 ^ (16 ^ 5)
 LONG = ["(" * 60 + "a" + "){2}" * 60, "(" * 9 + "a*b" + "){16}" * 9, "a" * 4096]
+LETTERS = "".join(map(chr, range(0x4E00, 0x4E00 + 1000)))
+LONG += [f"[{LETTERS}]", "(" * 9 + "[a-cx-z]" + "){2}" * 9, "." * 500 + LETTERS]
 
 
 @pytest.mark.parametrize("pattern", USUAL)
