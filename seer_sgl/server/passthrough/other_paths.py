@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any
 
 from aiohttp import web
 
 from seer_sgl.engine.answers import EngineAnswer, ask
 from seer_sgl.errors import EngineError
 from seer_sgl.server.decode import decode, decode_fields
-from seer_sgl.server.errors import Unavailable
+from seer_sgl.server.errors import BadRequest, Unavailable
 from seer_sgl.server.openai.engines import Engines
 from seer_sgl.server.openai.errors import with_errors
 from seer_sgl.server.service import Service
@@ -16,6 +17,7 @@ from seer_sgl.server.service import Service
 from .media import require_no_reference
 from .openai import refuse_crashing, tokens_of
 
+SCORE = "/v1/score"
 # Endpoints that use KV on an engine: the ledger reserves room. By path: the most response tokens;
 # None: the request sets them.
 PLACED: Mapping[str, int | None] = {
@@ -26,7 +28,7 @@ PLACED: Mapping[str, int | None] = {
     "/v1/classify": 1,
     "/v1/embeddings": 1,
     "/v1/rerank": 1,
-    "/v1/score": 1,
+    SCORE: 1,
     "/v1/decisions": 1,
     "/v1/systemone": 1,
 }
@@ -65,7 +67,7 @@ class OtherPaths:
         if budget is not None:
             fields["max_tokens"] = budget
         tokens = tokens_of(fields, len(body), self._service.longest())
-        refuse_crashing(self._service, fields)
+        refuse_crashing(self._service, fields | _scored(fields) if http.path == SCORE else fields)
         reason = http.path.strip("/").replace("/", "_")
         return await self._service.pass_through(http, body, reason, tokens=tokens)
 
@@ -131,6 +133,21 @@ def add_other_paths(app: web.Application, service: Service, engines: Engines) ->
         app.router.add_route(method, "/close_session", closed)
     for method, path in SEARCHED:
         app.router.add_route(method, path, searched)
+
+
+def _scored(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the token ids in a body of SCORE as prompts, for SGLang does not check them: its
+    prompts are the query followed by each item. Raises BadRequest for embeddings, whose width it
+    does not check either."""
+    for name in ("query_embed_overrides", "item_embed_overrides"):
+        if fields.get(name) is not None:
+            raise BadRequest(f"{name}: an engine would fail if their size is not that of the model")
+    query, items = fields.get("query") or [], fields.get("items")
+    if not (isinstance(items, list) and items and isinstance(items[0], list)):
+        return {}
+    if not isinstance(query, list) or not query:
+        return {"prompt": items}
+    return {"prompt": [query, *(item for item in items if item)]}
 
 
 def _response(answer: EngineAnswer) -> web.Response:

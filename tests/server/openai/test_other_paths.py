@@ -1,7 +1,9 @@
 """SGLang's other endpoints: an engine answers them, and a session stays on its engine."""
 
 import asyncio
+from typing import Any
 
+import msgspec
 import pytest
 from yarl import URL
 
@@ -30,6 +32,31 @@ async def test_engines_are_asked_in_turn_and_lost_ones_are_passed_over() -> None
         for _ in range(4):
             assert await it.post("/parse_function_call", text="x") == (200, {})
     assert [len(fake.received) for fake in fakes] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"query": [5], "items": [[5], [100]]}, "prompt: token id 100 is outside the vocabulary"),
+        ({"query": [5, -1], "items": [[5]]}, "prompt: expected"),
+        ({"query": [], "items": [[5], []]}, "prompt: empty prompt"),
+        ({"query": [5], "items": [[5]], "query_embed_overrides": [[0.5]]}, "query_embed_overrides"),
+        ({"query": [5], "items": [[], [99]]}, None),
+        ({"query": "a", "items": ["b"]}, None),
+    ],
+)
+async def test_token_ids_to_score_are_those_of_the_model(
+    fields: dict[str, Any], why: str | None
+) -> None:
+    fake = ChatFake()
+    async with served(fake) as it:
+        for each in it.service.fleet.engines:
+            each._info = msgspec.structs.replace(each.info, vocab_size=100)
+        status, reply = await it.post("/v1/score", **fields)
+    if why is None:
+        assert (status, reply) == (200, {"undivided": fields})
+    else:
+        assert (status, reply["message"][: len(why)]) == (400, why)
 
 
 @pytest.mark.parametrize("up", ["..", "%2e%2e", "..%2F.."])
