@@ -45,10 +45,7 @@ async def send_openai(
 
     `prompt_len`: in tokens; None: unknown. Raises HttpError.
     """
-    fields = decode_fields(body)
-    given = {name: decode(raw, name) for name, raw in fields.items()}
-    refuse_crashing(service, given)
-    require_inline(given)
+    fields, given = await service.in_thread_if_long(len(body), _read, service, body)
     images = service.rollout.images if service.infos()[0].reads_images else None
     if images is not None and isinstance(given.get("messages"), list):
         fields["messages"] = await _with_images(service, given["messages"], images)
@@ -68,6 +65,15 @@ async def send_openai(
     return await service.pass_through(
         http, dumps(fields), reason, tokens=tokens, rids=names_of(rid, prompts, n)
     )
+
+
+def _read(service: Service, body: bytes) -> tuple[dict[str, msgspec.Raw], dict[str, Any]]:
+    """Returns the fields of a body, and their values. Raises BadRequest."""
+    fields = decode_fields(body)
+    given = {name: decode(raw, name) for name, raw in fields.items()}
+    refuse_crashing(service, given)
+    require_inline(given)
+    return fields, given
 
 
 async def _with_images(service: Service, messages: list[Any], images: ImageReader) -> msgspec.Raw:

@@ -61,15 +61,19 @@ class OtherPaths:
     async def placed(self, http: web.Request) -> web.StreamResponse:
         """Sends a request to an engine that has room for its KV."""
         body = await http.read()
-        fields = {name: decode(raw, name) for name, raw in decode_fields(body).items()}
-        require_no_reference(fields)
-        budget = PLACED[http.path]
-        if budget is not None:
-            fields["max_tokens"] = budget
-        tokens = tokens_of(fields, len(body), self._service.longest())
-        refuse_crashing(self._service, fields | _scored(fields) if http.path == SCORE else fields)
+        tokens = await self._service.in_thread_if_long(len(body), self._tokens, http.path, body)
         reason = http.path.strip("/").replace("/", "_")
         return await self._service.pass_through(http, body, reason, tokens=tokens)
+
+    def _tokens(self, path: str, body: bytes) -> tuple[int, int]:
+        """Returns about how many tokens prompt and response have. Raises BadRequest."""
+        fields = {name: decode(raw, name) for name, raw in decode_fields(body).items()}
+        require_no_reference(fields)
+        budget = PLACED[path]
+        if budget is not None:
+            fields["max_tokens"] = budget
+        refuse_crashing(self._service, fields | _scored(fields) if path == SCORE else fields)
+        return tokens_of(fields, len(body), self._service.longest())
 
     async def asked(self, http: web.Request) -> web.Response:
         """Sends a request to any engine."""

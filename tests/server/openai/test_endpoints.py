@@ -1,12 +1,16 @@
 """Completions and chats on fake engines: what is divided, what goes through, what is refused."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from seer_sgl.admission.sglang_crashes import crashing
+from seer_sgl.server.passthrough import openai
+from seer_sgl.server.service import THREAD_BYTES
 from tests.server.chat_fake import CHAT_PROMPT, ChatFake, model_folder, word_of
 from tests.server.helpers import CHUNK, Served, served, until_held, whole
 from tests.support.bodies import events
@@ -98,6 +102,22 @@ async def test_an_engine_renders_a_chat_and_a_chat_without_limit_fills_the_conte
     assert choice["prompt_token_ids"] == CHAT_PROMPT
     assert choice["response_token_ids"] == whole(39 << 7, len(CHAT_PROMPT), fake, 1000)
     assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/messages"])
+async def test_a_long_body_that_passes_through_is_checked_in_a_thread(
+    it: Served, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return crashing(*given)
+
+    monkeypatch.setattr(openai, "crashing", noted)
+    await ok(it, path, prompt=" w100", logprobs=3, user="x" * THREAD_BYTES)
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize(
