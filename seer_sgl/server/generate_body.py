@@ -127,7 +127,7 @@ class GenerateReader:
         pass through, and BadRequest for one that no engine accepts.
         """
         fields = decode_fields(body)
-        require_few_ids(fields.get("input_ids"), self._longest)
+        require_few_ids(fields, self._longest)
         require_neutral(fields, (*GenerateRequest.__struct_fields__, *IGNORED), NEUTRAL_FIELDS)
         try:
             with unreadable_as_refusal("the body"):
@@ -313,16 +313,22 @@ def require_few(responses: int) -> None:
         raise BadRequest(f"{responses} responses in one request; at most {MOST_RESPONSES}")
 
 
-def require_few_ids(raw: msgspec.Raw | None, longest: int) -> None:
+def require_few_ids(
+    fields: Mapping[str, msgspec.Raw], longest: int, name: str = "input_ids"
+) -> None:
     """Raises BadRequest for far more token ids than prompts of `longest` tokens have.
 
-    Decoding many million ids takes seconds, and commas are counted in milliseconds.
+    Decoding many million ids takes seconds, and commas are counted in milliseconds. name: of the
+    field, which may have texts instead.
     """
-    text = b"" if raw is None else bytes(raw)
+    text = bytes(fields.get(name, b""))
+    first = text[1:].lstrip()[:1]
+    if not text.startswith(b"[") or first == b'"':
+        return
     count = text.count(b",") + 1
-    prompts = MOST_RESPONSES if text[1:].lstrip().startswith(b"[") else 1
+    prompts = MOST_RESPONSES if first == b"[" else 1
     if count > MOST_EXCESS * longest * prompts:
-        raise BadRequest(f"input_ids: {count} tokens; the longest prompt has {longest - 1} tokens")
+        raise BadRequest(f"{name}: {count} tokens; the longest prompt has {longest - 1} tokens")
 
 
 def _samples(parameters: list[Parameters]) -> int:

@@ -11,7 +11,12 @@ import msgspec
 
 from seer_sgl.admission.sglang_fields import SamplingFields
 from seer_sgl.server.decode import decode_fields
-from seer_sgl.server.generate_body import GenerateRequest, misread, require_neutral
+from seer_sgl.server.generate_body import (
+    GenerateRequest,
+    misread,
+    require_few_ids,
+    require_neutral,
+)
 from seer_sgl.server.passthrough.reasons import NotDivisible
 
 Json = dict[str, Any]
@@ -227,9 +232,15 @@ DEFAULTS: Mapping[str, float] = {
 }
 
 
-def read_openai(body: bytes, kind: type[T]) -> T:
-    """Returns a decoded body. Raises NotDivisible, and BadRequest if it is not a JSON object."""
-    require_neutral(decode_fields(body), (*kind.__struct_fields__, *IGNORED), NEUTRAL)
+def read_openai(body: bytes, kind: type[T], longest: int) -> T:
+    """Returns a decoded body. `longest`: the most tokens of a prompt and its response.
+
+    Raises NotDivisible, and BadRequest if it is not a JSON object or has far more token ids.
+    """
+    fields = decode_fields(body)
+    for name in ("prompt", "input_ids"):
+        require_few_ids(fields, longest, name)
+    require_neutral(fields, (*kind.__struct_fields__, *IGNORED), NEUTRAL)
     try:
         found = msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:

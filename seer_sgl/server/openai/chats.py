@@ -44,7 +44,7 @@ class Chats:
         body, service = await http.read(), self._service
         prompt_ids: list[int] | None = None
         try:
-            chat = read_openai(body, ChatBody)
+            chat = read_openai(body, ChatBody, service.longest())
             if any(name.lower().startswith(OWN) for name in http.headers):
                 raise NotDivisible("sglext")
             facts = await self._engines.facts()

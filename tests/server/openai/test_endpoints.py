@@ -1,6 +1,8 @@
 """Completions and chats on fake engines: what is divided, what goes through, what is refused."""
 
 import asyncio
+import contextlib
+import json
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,6 +11,8 @@ from typing import Any
 import pytest
 
 from seer_sgl.admission.sglang_crashes import crashing
+from seer_sgl.server.errors import BadRequest
+from seer_sgl.server.openai.bodies import ChatBody, CompletionBody, OpenAIBody, read_openai
 from seer_sgl.server.passthrough import openai
 from seer_sgl.server.service import THREAD_BYTES
 from tests.server.chat_fake import CHAT_PROMPT, ChatFake, model_folder, word_of
@@ -102,6 +106,23 @@ async def test_an_engine_renders_a_chat_and_a_chat_without_limit_fills_the_conte
     assert choice["prompt_token_ids"] == CHAT_PROMPT
     assert choice["response_token_ids"] == whole(39 << 7, len(CHAT_PROMPT), fake, 1000)
     assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "why"),
+    [
+        (CompletionBody, {"prompt": [5] * 41}, "prompt: 41 tokens; the longest prompt has 9"),
+        (ChatBody, {"messages": MESSAGES, "input_ids": [5] * 41}, "input_ids: 41 tokens"),
+        (CompletionBody, {"prompt": ["," * 41]}, None),
+        (CompletionBody, {"prompt": [[5] * 21] * 2}, None),
+    ],
+)
+def test_far_too_many_ids_are_refused_undecoded(
+    kind: type[OpenAIBody], fields: Json, why: str | None
+) -> None:
+    refused = contextlib.nullcontext() if why is None else pytest.raises(BadRequest, match=why)
+    with refused:
+        read_openai(json.dumps(fields).encode(), kind, 10)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/messages"])
