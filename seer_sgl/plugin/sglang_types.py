@@ -56,6 +56,7 @@ class SglReq(Protocol):
     sampling_params: SglSamplingParams
     extra_key: str | None
     cache_salt: str | None
+    lora_id: str | None
     cache_request_handle: object
     skip_radix_cache_insert: bool
     finished_len: int | None

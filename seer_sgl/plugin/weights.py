@@ -8,12 +8,14 @@ trainer's `weight_version` or a path is no such name: it only states which weigh
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from seer_sgl.kvpool.namespace import weights_name
+from seer_sgl.link import contract
 
 from .hook import SCHEDULER, Hook
 from .pool import PoolPart
@@ -38,6 +40,9 @@ class Weights:
         self.name: str | None = None  # None until the weights are loaded
         self._scheduler: SglScheduler | None = None  # the same
         self._pool = pool
+        # SGLang names a LoRA adapter of `--lora-paths` by its path, whatever the files contain, so
+        # its KV is of one start of one server.
+        self._start = os.environ.get(contract.INSTANCE) or uuid.uuid4().hex
 
     def hooks(self) -> list[Hook]:
         return [
@@ -127,7 +132,8 @@ class Weights:
         if not hasattr(req, "seer_own"):
             req.seer_own = req.extra_key, req.skip_radix_cache_insert
         key, req.skip_radix_cache_insert = req.seer_own
-        req.extra_key = f"{self.name}|{key or ''}"
+        adapted = self._start if req.lora_id else ""
+        req.extra_key = f"{self.name}|{adapted}{key or ''}"
 
 
 def digest(model: torch.nn.Module) -> str:

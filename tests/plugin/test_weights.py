@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from seer_sgl.link import contract
 from seer_sgl.plugin import weights
 from seer_sgl.plugin.pool import PoolPart
 from seer_sgl.plugin.weights import Weights
@@ -141,6 +142,7 @@ class Request:
     """A request of SGLang's."""
 
     extra_key: str | None = None
+    lora_id: str | None = None
     skip_radix_cache_insert: bool = False
     kv: Any = field(default_factory=lambda: SimpleNamespace(req_pool_idx=1))
 
@@ -209,6 +211,20 @@ def test_a_request_is_named_by_the_weights_and_by_its_users_own_key(scheduler: A
     queued(scheduler, plain, own)
     assert plain.extra_key == f"{scheduler.plugin.name}|"
     assert own.extra_key == f"{scheduler.plugin.name}|mine"
+
+
+@pytest.mark.parametrize(("adapter", "shared"), [(None, True), ("a digest of its path", False)])
+def test_kv_of_an_adapter_is_of_one_start_of_a_server(
+    monkeypatch: pytest.MonkeyPatch, adapter: str | None, shared: bool
+) -> None:
+    keys = []
+    for instance in ("one", "one", "another", ""):
+        monkeypatch.setenv(contract.INSTANCE, instance)
+        req = Request(adapter, lora_id=adapter)
+        queued(loaded(monkeypatch, PoolPart(ATTACHED)), req)
+        keys.append(req.extra_key)
+    assert keys[0] == keys[1], "the ranks of a server"
+    assert len(set(keys)) == (1 if shared else 3)
 
 
 def test_new_weights_rename_what_waits_and_drop_what_it_was_fetching(scheduler: Any) -> None:
