@@ -139,7 +139,9 @@ class Weights:
 def digest(model: torch.nn.Module) -> str:
     """Returns a digest of a model's parameters and buffers in memory on this rank.
 
-    Tensors computed from the configuration are left out, as in SGLang's own weight check.
+    Tensors computed from the configuration are left out, as in SGLang's own weight check. That also
+    leaves out the scales of KV in FP8, which are here: `k_scale` is a parameter if it is of the
+    checkpoint, a number if it is of `--quantization-param-path`.
     """
     from sglang.srt.managers.mm_utils import tensor_hash
     from sglang.srt.utils.weight_checker import _is_non_persistent_buffer_name
@@ -147,11 +149,12 @@ def digest(model: torch.nn.Module) -> str:
     hasher = hashlib.blake2b(digest_size=8)
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, tensor in sorted(state.items()):
-        skipped = getattr(tensor, "_skip_weight_check", False)
-        if not skipped and not _is_non_persistent_buffer_name(name):
+        if not _is_non_persistent_buffer_name(name):
             hasher.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}:".encode())
             for part in _parts(tensor.detach()):
                 hasher.update(tensor_hash(part).to_bytes(8, "big"))
+    scales = [getattr(module, "k_scale", None) for module in model.modules()]
+    hasher.update(repr([scale for scale in scales if isinstance(scale, float)]).encode())
     return hasher.hexdigest()
 
 

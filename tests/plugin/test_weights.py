@@ -42,8 +42,8 @@ def model() -> Any:
     module.turned = torch.nn.Parameter(torch.zeros(3, 5).t())
     module.register_buffer("bias_of_experts", torch.zeros(3))
     module.register_buffer("cos_sin_cache", torch.zeros(8), persistent=False)
-    module.register_buffer("counts", torch.zeros(2))
-    module.counts._skip_weight_check = True
+    module.k_scale = torch.nn.Parameter(torch.tensor(-1.0))
+    module.k_scale._skip_weight_check = True
     with torch.no_grad():
         module.layer.weight.copy_(torch.arange(24.0).reshape(4, 6))
         module.layer.bias.zero_()
@@ -68,6 +68,8 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "a number": lambda module: poke(module.scale),
     "a tensor that is not contiguous": lambda module: poke(module.turned.data.t()),
     "a buffer": lambda module: poke(module.bias_of_experts),
+    "a scale of the KV": lambda module: poke(module.k_scale),
+    "a scale of the KV from a file": lambda module: setattr(module.layer, "k_scale", 0.5),
     "a type": widen,
     "a shape": reshape,
     "a name": lambda module: module.register_parameter(
