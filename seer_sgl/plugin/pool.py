@@ -240,7 +240,7 @@ def _cached_len(req: SglReq) -> int:
 def layout_of(host: SglHostPool, config: SglStorageConfig) -> KvLayout:
     """Returns the layout of this engine's KV. host: its host memory; config: of its backend."""
     return KvLayout(
-        dtype=str(host.dtype),
+        dtype=str(host.device_pool.dtype),  # in host memory each FP8 format is `uint8`
         layout=str(host.layout),
         page_size=host.logical_page_size,
         tp_size=config.tp_size,

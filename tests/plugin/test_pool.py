@@ -160,7 +160,10 @@ def test_a_backend_is_opened_under_the_layout_and_watched(
     monkeypatch.setattr(pool, "PoolRank", joined)
     monkeypatch.setenv(NAMESPACE, "fleet")
     config: Any = SimpleNamespace(model_name=name, tp_size=1, pp_size=1)
-    host: Any = SimpleNamespace(dtype="d", layout="l", logical_page_size=PAGE, size_per_token=7)
+    device = SimpleNamespace(dtype="d", store_dtype="uint8")  # so SGLang stores each FP8 format
+    host: Any = SimpleNamespace(
+        device_pool=device, dtype="uint8", layout="l", logical_page_size=PAGE, size_per_token=7
+    )
     part = PoolPart()
     store: Any = part.open_store(create, Store, "file", config, host, more=1)
     assert opened == [(Store, "file", LAYOUT.tag("fleet") + named, host, {"more": 1})]
