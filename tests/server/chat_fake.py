@@ -55,10 +55,11 @@ class ChatFake(FakeSGLang):
         return await self._with_arguments(await super().model_info(http))
 
     async def tokenize(self, http: web.Request) -> web.Response:
-        await self._receive(http)
+        body = await self._receive(http)
         if not self.renders:
             return web.json_response({"object": "error", "message": "no"}, status=400)
-        return web.json_response({"tokens": CHAT_PROMPT, "count": 3, "max_model_len": 100})
+        tokens = body.get("input_ids", CHAT_PROMPT)
+        return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": 100})
 
     async def parse_function_call(self, http: web.Request) -> web.Response:
         await self._receive(http)

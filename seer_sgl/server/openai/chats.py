@@ -54,7 +54,7 @@ class Chats:
             require_divisible(chat, facts)
             reasoning = self._reasoning_of(facts, tokenizer)
             mode = None if reasoning is None else await reasoning.mode(chat)
-            prompt_ids = await self._prompt(body, facts, tokenizer)
+            prompt_ids = await self._prompt(body, chat, facts, tokenizer)
             request = chat.request(prompt_ids, {**DEFAULTS, **(facts.defaults or {})})
             batch = reader(service).batch(request, http.headers.get(SESSION_HEADER))
         except NotDivisible as error:
@@ -81,13 +81,16 @@ class Chats:
             self._reasoning = Reasoning(self._engines, tokenizer, facts)
         return self._reasoning
 
-    async def _prompt(self, body: bytes, facts: Facts, tokenizer: Tokenizer) -> list[int]:
+    async def _prompt(
+        self, body: bytes, chat: ChatBody, facts: Facts, tokenizer: Tokenizer
+    ) -> list[int]:
         """Returns the prompt of a chat. Raises NotDivisible if the engines refuse it."""
         ids = await self._engines.render(body)
         if ids is None:
             raise NotDivisible("messages")
-        if facts.has_image_understanding or facts.has_audio_understanding:
-            # SGLang gives such a model the prompt as text.
+        multimodal = facts.has_image_understanding or facts.has_audio_understanding
+        if multimodal and chat.input_ids is None:
+            # SGLang gives such a model the rendered prompt as text.
             return tokenizer.encode(tokenizer.decode(ids)).tolist()
         return ids
 

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from seer_sgl.admission.sglang_crashes import crashing
+from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.server.errors import BadRequest
 from seer_sgl.server.openai.bodies import ChatBody, CompletionBody, OpenAIBody, read_openai
 from seer_sgl.server.passthrough import openai
 from seer_sgl.server.service import THREAD_BYTES
+from seer_sgl.types import token_array
 from tests.server.chat_fake import CHAT_PROMPT, ChatFake, model_folder, word_of
 from tests.server.helpers import CHUNK, Served, served, until_held, whole
 from tests.support.bodies import events
@@ -139,6 +141,20 @@ async def test_a_long_body_that_passes_through_is_checked_in_a_thread(
     await ok(it, path, prompt=" w100", logprobs=3, user="x" * THREAD_BYTES)
     assert threads
     assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize(
+    ("given", "read"), [({}, [1, *CHAT_PROMPT]), ({"input_ids": [9, 8]}, [9, 8])]
+)
+async def test_a_model_of_images_reads_a_rendered_chat_as_text_and_ids_as_they_are(
+    it: Served, fake: ChatFake, monkeypatch: pytest.MonkeyPatch, given: Json, read: list[int]
+) -> None:
+    fake.arguments["has_image_understanding"] = True
+    encode = Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda *text: token_array([1]) + encode(*text))
+    ask: Json = {"messages": MESSAGES, "max_tokens": 1, "return_token_ids": True}
+    (choice,) = (await ok(it, CHAT, **ask, **given))["choices"]
+    assert choice["prompt_token_ids"] == read
 
 
 @pytest.mark.parametrize(
