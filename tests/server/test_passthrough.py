@@ -161,6 +161,12 @@ async def test_other_fields_that_have_no_value_are_not_sent_on() -> None:
     assert "n" not in sent["sampling_params"], "SGLang fails with null"
 
 
+def test_a_number_that_names_a_session_is_sent_on_as_a_text() -> None:
+    body = json.dumps({"input_ids": [5], "session_id": 7}).encode()
+    sent = passthrough_body(body, [info("e0")], PromptTexts(None, 1000)).body
+    assert json.loads(sent)["session_id"] == "7"
+
+
 def test_the_rows_of_an_embedded_prompt_are_its_tokens() -> None:
     prompt, texts = [[0.5]] * 5000, PromptTexts(None, 10_000)
     for embeds, lengths in ((prompt, (5000,)), ([prompt, prompt[:3]], (5000, 3))):

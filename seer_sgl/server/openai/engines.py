@@ -108,7 +108,8 @@ class Engines:
     async def render(self, body: bytes) -> list[int] | None:
         """Returns the prompt that engines make of a chat's body; None if they refuse it."""
         fields = decode_fields(body)
-        fields.pop("stream", None)  # SGLang tokenizes no streams
+        # SGLang tokenizes no streams, and knows no session whose name is a number.
+        fields = {name: raw for name, raw in fields.items() if name not in ("stream", "session_id")}
         body = msgspec.json.encode(fields)
         tokens = (await self.ask("POST", "/v1/tokenize", body)).decoded(Tokens)
         return None if tokens is None else tokens.tokens

@@ -65,6 +65,7 @@ def passthrough_body(
     if rid is None:
         rid = uuid.uuid4().hex
         fields["rid"] = msgspec.Raw(dumps(rid))
+    name_session(fields, given)
     seeded = any(info.deterministic for info in engines)
     sampling = (
         [_filled(params, seeded) for params in parameters]
@@ -119,6 +120,12 @@ def require_placeholders(given: Mapping[str, Any], images: ImageReader, texts: P
                 f"image_data: {number} images, but the prompt{f' {index}' if batch else ''} has "
                 f"the placeholder {images.placeholder} {number + missing} times"
             )
+
+
+def name_session(fields: dict[str, msgspec.Raw], given: Mapping[str, Any]) -> None:
+    """Writes a `session_id` that is a number as a text: SGLang refuses numbers."""
+    if isinstance(given.get("session_id"), int):
+        fields["session_id"] = msgspec.Raw(dumps(str(given["session_id"])))
 
 
 def names_of(rid: str | list[str], prompts: int | None, n: int) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from seer_sgl.server.generate_body import require_few
 from seer_sgl.server.json import dumps
 from seer_sgl.server.service import THREAD_BYTES, Service
 
-from .body import names_of
+from .body import name_session, names_of
 from .media import require_inline
 
 BYTES_PER_TOKEN = 4  # about, of a prompt that is not tokenized here
@@ -57,6 +57,7 @@ async def send_openai(
     if rid is None:
         rid = uuid.uuid4().hex
         fields["rid"] = msgspec.Raw(dumps(rid))
+    name_session(fields, given)
     if given.get("seed") is None and any(info.deterministic for info in service.infos()):
         # A deterministic SGLang gives all requests without a seed the same one.
         fields["seed"] = msgspec.Raw(dumps(secrets.randbits(31)))

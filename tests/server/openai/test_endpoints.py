@@ -217,6 +217,16 @@ async def test_engines_that_do_more_than_generate_get_requests_whole(
     assert it.service.passthrough.counts == {reason: 1}
 
 
+async def test_sglang_receives_no_number_as_the_name_of_a_session(
+    it: Served, fake: ChatFake
+) -> None:
+    chat: Json = {"messages": MESSAGES, "session_id": 7, "max_tokens": 1}
+    await ok(it, CHAT, **chat)
+    assert "session_id" not in fake.received[-1][1] and len(fake.seen) == 1
+    reply = await ok(it, CHAT, **chat, presence_penalty=0.5)
+    assert reply["undivided"]["session_id"] == "7"
+
+
 async def test_what_an_engine_does_not_render_is_answered_by_an_engine(
     it: Served, fake: ChatFake
 ) -> None:
