@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from seer_sgl.driver.tokenizer import Tokenizer
+from seer_sgl.rollout.reading import CHAT
 from seer_sgl.server.generate import SESSION_HEADER, reader, replies_of
 from seer_sgl.server.json import json_response
 from seer_sgl.server.passthrough.openai import send_openai
@@ -89,7 +90,7 @@ class Chats:
         if ids is None:
             raise NotDivisible("messages")
         multimodal = facts.has_image_understanding or facts.has_audio_understanding
-        if multimodal and chat.input_ids is None:
+        if multimodal and chat.input_ids is None and not _lossy_as_text(tokenizer):
             # SGLang gives such a model the rendered prompt as text.
             return tokenizer.encode(tokenizer.decode(ids)).tolist()
         return ids
@@ -101,6 +102,15 @@ class Chats:
             return
         event["text"] = found.normal_text
         event["calls"] = [(call.name, call.parameters) for call in found.calls]
+
+
+def _lossy_as_text(tokenizer: Tokenizer) -> bool:
+    """Returns whether the text of a chat has other tokens (`_probe_prompt_text_round_trip`)."""
+    try:
+        text = tokenizer.chat_text(CHAT)
+        return tokenizer.encode_part(text) != tokenizer.apply_chat_template(CHAT)
+    except ValueError:
+        return False
 
 
 def require_divisible(chat: ChatBody, facts: Facts) -> None:
