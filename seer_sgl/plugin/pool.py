@@ -239,8 +239,10 @@ def _cached_len(req: SglReq) -> int:
 
 def layout_of(host: SglHostPool, config: SglStorageConfig) -> KvLayout:
     """Returns the layout of this engine's KV. host: its host memory; config: of its backend."""
+    # In host memory each FP8 format is `uint8`. SGLang 0.5.23 has no way from there to the device's.
+    device = getattr(host, "device_pool", host)
     return KvLayout(
-        dtype=str(host.device_pool.dtype),  # in host memory each FP8 format is `uint8`
+        dtype=str(device.dtype),
         layout=str(host.layout),
         page_size=host.logical_page_size,
         tp_size=config.tp_size,

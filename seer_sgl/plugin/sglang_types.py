@@ -273,7 +273,7 @@ class SglInternalState(Protocol):
 class SglHostPool(Protocol):
     """sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost"""
 
-    device_pool: SglKVPool
+    dtype: torch.dtype
     layout: str
     page_size: int
     logical_page_size: int  # of all ranks that share a page
@@ -287,7 +287,6 @@ class SglHostPool(Protocol):
 class SglKVPool(Protocol):
     """sglang.srt.mem_cache.memory_pool.MHATokenToKVPool"""
 
-    dtype: torch.dtype
     k_buffer: list[torch.Tensor]
     v_buffer: list[torch.Tensor]
 
