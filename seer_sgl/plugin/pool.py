@@ -239,7 +239,7 @@ def _cached_len(req: SglReq) -> int:
 
 def layout_of(host: SglHostPool, config: SglStorageConfig) -> KvLayout:
     """Returns the layout of this engine's KV. host: its host memory; config: of its backend."""
-    # In host memory each FP8 format is `uint8`. SGLang 0.5.23 has no way from there to the device's.
+    # In host memory each FP8 format is `uint8`. That of SGLang 0.5.23 does not name its device's.
     device = getattr(host, "device_pool", host)
     return KvLayout(
         dtype=str(device.dtype),
