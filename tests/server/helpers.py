@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any, NamedTuple
 
 import aiohttp
+from aiohttp import web
 
 from seer_sgl.config import parse
 from seer_sgl.rollout.rollout import Rollout
@@ -20,6 +21,23 @@ from tests.support.waiting import until
 
 CHUNK = 8
 Fakes = list[FakeSGLang]
+
+
+class BreakingOff(FakeSGLang):
+    """Ends its answer to an undivided request half-way, as SGLang fails in a stream."""
+
+    async def _stream(
+        self, http: web.Request, reply: dict[str, Any], fault: str
+    ) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(http)
+        await self.half(response)
+        assert http.transport is not None
+        http.transport.close()
+        return response
+
+    async def half(self, response: web.StreamResponse) -> None:
+        """Sends what comes behind the header: nothing."""
 
 
 class Served(NamedTuple):

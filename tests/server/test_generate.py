@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import web
 
 from seer_sgl.config import parse
 from seer_sgl.rollout.rollout import Rollout
@@ -21,7 +20,7 @@ from seer_sgl.server.prompt_texts import PromptTexts
 from seer_sgl.types import Request
 from tests.fake_sglang import FakeSGLang, serving
 from tests.server.chat_fake import model_folder
-from tests.server.helpers import CHUNK, served, served_config, whole
+from tests.server.helpers import CHUNK, BreakingOff, served, served_config, whole
 from tests.server.scrape import scraped
 from tests.support.bodies import LIMIT, PROMPT, body, events
 from tests.support.waiting import until
@@ -289,19 +288,6 @@ async def test_an_undivided_request_waits_for_room_in_the_ledger() -> None:
         ]
         await asyncio.gather(*calls)
     assert fake.peak_running == 1
-
-
-class BreakingOff(FakeSGLang):
-    """Ends its answer to an undivided request after the header, as SGLang fails in a stream."""
-
-    async def _stream(
-        self, http: web.Request, reply: dict[str, Any], fault: str
-    ) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(http)
-        assert http.transport is not None
-        http.transport.close()
-        return response
 
 
 async def test_an_answer_that_breaks_off_takes_no_engine_out_of_service() -> None:

@@ -14,7 +14,7 @@ from seer_sgl.server.meta_info import Reply
 from seer_sgl.server.rollout_progress import summary
 from tests.fake_sglang import FakeSGLang
 from tests.server.chat_fake import ChatFake, model_folder
-from tests.server.helpers import CHUNK, served
+from tests.server.helpers import CHUNK, BreakingOff, served
 from tests.server.rollout_client import prompts
 from tests.server.scrape import scraped
 from tests.support.bodies import body, events
@@ -60,20 +60,14 @@ def counted(route: str, status: int) -> dict[str, str]:
 
 
 async def test_an_answer_whose_engine_fails_half_way_is_counted_as_failed() -> None:
-    class BreakingOff(FakeSGLang):
-        async def _stream(
-            self, http: web.Request, reply: dict[str, Any], fault: str
-        ) -> web.StreamResponse:
-            response = web.StreamResponse()
-            await response.prepare(http)
+    class BreakingOffLater(BreakingOff):
+        @override
+        async def half(self, response: web.StreamResponse) -> None:
             await response.write(b"data: {}\n\n")
             await received.wait()
-            assert http.transport is not None
-            http.transport.abort()
-            return response
 
     received = asyncio.Event()
-    async with served(BreakingOff(longest=1000)) as it:
+    async with served(BreakingOffLater(longest=1000)) as it:
         fields = body(1, top_logprobs_num=1, stream=True)
         async with asyncio.timeout(60), it.session.post(f"{it.url}/generate", json=fields) as reply:
             assert await reply.content.readany()
