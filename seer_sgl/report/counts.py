@@ -7,20 +7,24 @@ from collections.abc import Callable, Iterable
 from typing_extensions import override
 
 from seer_sgl.chunk_figures import Totals
+from seer_sgl.driver.health import State
 from seer_sgl.driver.observer import Observer
 from seer_sgl.engine_types import EngineInfo, EngineLoad
 from seer_sgl.errors import EngineError
 from seer_sgl.types import ChunkResult
 
 RATE_WINDOW_S = 10.0  # tok/s is the mean over this much of the past
+IDLE = EngineLoad(used_tokens=0, progress=())
+WITHOUT_SERVER = frozenset({State.DEAD, State.STARTING, State.QUARANTINED})
 
 
 class EngineCounts:
-    """The counts of one engine. `load`: its last report; before the first, that of an idle one."""
+    """The counts of one engine. `load`: its last report; that of an idle one before the first, and
+    while it has no server."""
 
     def __init__(self, info: EngineInfo) -> None:
         self.info = info
-        self.load = EngineLoad(used_tokens=0, progress=())
+        self.load = IDLE
         self.totals = Totals()
         self.peak_tokens = 0
 
@@ -69,6 +73,11 @@ class FleetCounts(Observer):
         if engine is not None:
             engine.load = load
             engine.peak_tokens = max(engine.peak_tokens, load.used_tokens)
+
+    @override
+    def health(self, engine_id: str, state: State, why: str, now: float) -> None:
+        if engine_id in self.engines and state in WITHOUT_SERVER:
+            self.engines[engine_id].load = IDLE
 
     @override
     def joined(self, info: EngineInfo, now: float) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from seer_sgl.driver.health import State
 from seer_sgl.engine_types import EngineLoad
 from seer_sgl.report.progress import ShownProgress
 from seer_sgl.timing import Timing
@@ -70,6 +71,17 @@ def test_requests_that_wait_for_kv_are_shown_apart_from_queued_ones() -> None:
     _, engines = shown.lines()
     assert "b 3 running, 2 queued, 4 wait for KV, KV 50%" in engines
     assert "3 running, 2 queued, 4 wait for KV" in text_of(shown)
+
+
+@pytest.mark.parametrize("state", [State.DEAD, State.STARTING, State.QUARANTINED])
+def test_an_engine_whose_server_has_ended_runs_nothing(state: State) -> None:
+    shown = half_done()
+    shown.health("b", State.SUSPECT, "no answer", 2.0)
+    assert "b 3 running, 2 queued, KV 50%" in list(shown.lines())[1]
+    shown.health("b", state, "it died", 3.0)
+    shown.health("unknown", state, "it died", 3.0)
+    assert "b 0 running, 0 queued, KV 0%" in list(shown.lines())[1]
+    assert "KV at most 50%" in text_of(shown, ended=True)
 
 
 def test_with_all_of_seer_they_show_what_drafts_and_the_pool_bring() -> None:
