@@ -56,6 +56,21 @@ def test_requests_of_a_group_that_was_given_up_are_not_waited_for() -> None:
     assert counts.ends == {"lost": 10, "stop": 9}
 
 
+@pytest.mark.parametrize(("finished", "tails"), [(8, []), (9, [0.0]), (10, [1.0])])
+def test_a_rollout_that_ends_before_its_tail_has_none(finished: int, tails: list[float]) -> None:
+    counts, ended = ServerCounts([], Latencies(CollectorRegistry())), list[float]()
+    counts.tails = Tails(ended.append)
+    group = make_group("left", n=10)
+    group.caller = "run"
+    counts.submitted(group.requests, 0.0)
+    for number, request in enumerate(group.requests[:finished]):
+        request.finish("stop", None, 0.0)
+        counts.tails.finished("run", float(number))
+    counts.closed(group, Failure(FailureKind.LEFT, "its caller left"))
+    counts.ended("run", 10.0)
+    assert ended == tails
+
+
 def test_single_requests_and_rollouts_without_a_finished_request_have_no_tail() -> None:
     ended: list[float] = []
     tails = Tails(ended.append)

@@ -10,7 +10,16 @@ from typing_extensions import override
 from seer_sgl.engine_types import EngineInfo, EngineLoad
 from seer_sgl.report.counts import FleetCounts
 from seer_sgl.server.passthrough.send import Passthrough
-from seer_sgl.types import Chunk, ChunkResult, Failure, Group, Request, RequestState, Sample
+from seer_sgl.types import (
+    Chunk,
+    ChunkResult,
+    Failure,
+    FailureKind,
+    Group,
+    Request,
+    RequestState,
+    Sample,
+)
 
 from .histories import FleetHistory
 from .latency import Latencies
@@ -115,7 +124,8 @@ class ServerCounts(FleetCounts):
         if failure is not None:
             given_up = sum(map(self._end, group.requests))
             self.ends[failure.kind.value] += given_up
-            self.tails.gave_up(group.caller, given_up)
+            if failure.kind is not FailureKind.LEFT:  # its rollout ends before its last requests
+                self.tails.gave_up(group.caller, given_up)
         self.groups.pop(group.uid, None)
 
     @override

@@ -32,7 +32,8 @@ class Latencies:
         )
         self._tail = Histogram(
             "seer_rollout_tail_seconds",
-            "Time that a rollout which has ended spent on the last 10 % of its requests.",
+            "Time that a rollout spent on the last 10 % of its requests; none of one that ended "
+            "before them.",
             buckets=REQUEST_S,
             registry=registry,
         )

@@ -28,8 +28,8 @@ class RolloutProgress(msgspec.Struct):
 class Tails:
     """The rollouts in progress, by the driver's caller, the first one first.
 
-    `record` receives the seconds of the tail of each rollout that ends. Single requests have no
-    tail.
+    `record` receives the seconds of the tail of each rollout that ends in it or after it. Single
+    requests have no tail.
     """
 
     def __init__(self, record: Callable[[float], object]) -> None:
@@ -53,8 +53,8 @@ class Tails:
 
     def ended(self, caller: str) -> None:
         rollout = self.rollouts.pop(caller, None)
-        if rollout is not None and rollout.finished:
-            self._record(rollout.finished[-1] - tail_begin(rollout.finished))
+        if rollout is not None and len(rollout.finished) >= before_tail(rollout.submitted):
+            self._record(rollout.finished[-1] - tail_begin(rollout.finished, rollout.submitted))
 
     def longest_s(self, now: float) -> float:
         """Returns the seconds since a rollout is in its tail, at most over all; 0 without any."""
