@@ -70,7 +70,7 @@ def _groups(path: Path, max_response_len: int) -> list[Responses]:
 
 def _with_prompts(responses: Iterable[TracedResponse]) -> Iterator[TracedResponse]:
     for response in responses:
-        if response.prompt_ids is None:
+        if not response.prompt_ids:
             raise ConfigError(
                 f"{response.place}: prompt_ids: missing; a benchmark needs the prompts"
             )

@@ -70,7 +70,7 @@ def grouped(name: str, imported: Imported, group_size: int | None = None) -> Tra
         if response.length < 1:
             missing["tokens"] += 1
             continue
-        missing["groups"] += response.group is None and response.prompt_ids is None
+        missing["groups"] += response.group is None and not response.prompt_ids
         missing["responses"] += 1
         key = _key(response, number // (group_size or 1))
         if key not in prompts:
@@ -110,7 +110,7 @@ def _key(response: TracedResponse, number: int) -> str:
     if response.group is not None:
         return response.group
     # No group of the file has this name, so that none gets responses that are not its own.
-    return f"#{number}" if response.prompt_ids is None else str(response.prompt_ids)
+    return str(response.prompt_ids) if response.prompt_ids else f"#{number}"
 
 
 def _prompt(response: TracedResponse, number: int) -> "array[int]":

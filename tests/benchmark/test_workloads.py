@@ -48,9 +48,10 @@ def test_a_trace_brings_its_prompts_and_imposes_its_lengths(tmp_path: Path) -> N
     assert list(work.limits.of(make_group("a", prompt_len=2)).values()) == [10, 300]
 
 
-def test_a_trace_without_prompts_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prompt", ['"group_id": "a"', '"prompt_ids": []'])
+def test_a_trace_without_prompts_is_refused(tmp_path: Path, prompt: str) -> None:
     trace = tmp_path / "lengths.jsonl"
-    trace.write_text('{"group_id": "a", "lengths": [10, 20]}\n')
+    trace.write_text(f'{{{prompt}, "lengths": [10, 20]}}\n')
     with pytest.raises(ConfigError, match=r"bench\.workload: .*:1: prompt_ids: missing"):
         Source(imposing(trace))
 

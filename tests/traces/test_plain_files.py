@@ -52,6 +52,13 @@ def test_responses_with_one_prompt_are_a_group(tmp_path: Path) -> None:
     assert [lengths for _, _, lengths in shape(read_trace(path))] == [[4, 4], [4]]
 
 
+def test_prompts_without_tokens_are_unknown_and_not_one_prompt(tmp_path: Path) -> None:
+    line = {"prompt_ids": [], "response_length": 4}
+    trace = read_trace(lines(tmp_path / "t.jsonl", line, line))
+    assert [lengths for _, _, lengths in shape(trace)] == [[4], [4]]
+    assert "The file has no groups: each response has a prompt of its own." in trace.assumed
+
+
 @pytest.mark.parametrize(
     "text",
     ["group,length,prompt_tokens\na,10,3\nb,20,3\na,30,3\n", "a,10,3\nb,20,3\n\na,30,3\n"],
