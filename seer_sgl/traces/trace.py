@@ -64,6 +64,7 @@ def grouped(name: str, imported: Imported, group_size: int | None = None) -> Tra
     prompts: dict[str, array[int]] = {}
     lengths: dict[str, dict[int, int]] = {}
     missing: Counter[str] = Counter()
+    unknown: set[str] = set()  # groups whose prompt no response has so far
     held = 0
     for number, response in enumerate(imported.responses):
         _check_size(response)
@@ -73,15 +74,17 @@ def grouped(name: str, imported: Imported, group_size: int | None = None) -> Tra
         missing["groups"] += response.group is None and not response.prompt_ids
         missing["responses"] += 1
         key = _key(response, number // (group_size or 1))
-        if key not in prompts:
-            missing["prompts"] += not (response.prompt_ids or response.prompt_tokens)
+        known = bool(response.prompt_ids or response.prompt_tokens)
+        if key not in prompts or (known and key in unknown):
+            (unknown.discard if known else unknown.add)(key)
             held += response.prompt_tokens or 0
             if held > MOST_PROMPT_TOKENS:
                 raise ConfigError(
                     f"{response.place}: prompt_tokens: {held} tokens in all prompts; at most "
                     f"{MOST_PROMPT_TOKENS}"
                 )
-            prompts[key] = _prompt(response, len(prompts))
+            first_id = prompts[key][0] if key in prompts else len(prompts)
+            prompts[key] = _prompt(response, first_id)
         samples = lengths.setdefault(key, {})
         index = len(samples) if response.index is None else response.index
         if index in samples:
@@ -89,6 +92,7 @@ def grouped(name: str, imported: Imported, group_size: int | None = None) -> Tra
         samples[index] = response.length
     if not prompts:
         raise ConfigError(f"{name}: no response with tokens")
+    missing["prompts"] = len(unknown)
     return Trace(
         name=name,
         format=imported.format,

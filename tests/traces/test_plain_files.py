@@ -86,6 +86,18 @@ def test_what_a_file_lacks_is_said(tmp_path: Path) -> None:
     assert pairs.assumed[-1] == "The file has no groups: 2 responses in a row are one."
 
 
+def test_the_length_of_a_prompt_may_be_in_any_row_of_its_group(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("group,length,prompt_tokens\na,10,\nb,20,\na,30,500\nc,40,7\na,50,3\n")
+    trace = read_trace(path)
+    groups = [("a", 500, [10, 30, 50]), ("b", UNKNOWN_PROMPT, [20]), ("c", 7, [40])]
+    assert shape(trace) == groups
+    assert len({group.prompt_ids[0] for group in trace.groups}) == 3
+    assert trace.assumed == [
+        f"Prompts whose length is not in the file: 1, with {UNKNOWN_PROMPT} tokens each."
+    ]
+
+
 def test_responses_without_a_group_are_counted_and_join_no_other(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("group,length\n1,10\n,20\n")
