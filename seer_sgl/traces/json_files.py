@@ -87,19 +87,16 @@ def read_requests(path: Path, source: str) -> Imported:
 
     def responses() -> Iterator[TracedResponse]:
         for number, request in enumerate(requests):
-            if (
-                request.error is not None
-                or request.info is None
-                or request.info.response_metrics is None
-            ):
+            if request.error is not None:
                 continue
-            counts = request.info.response_metrics
+            info = request.info or RequestInfo()
+            counts = info.response_metrics or ResponseCounts()
             counted = counts.server_usage.completion_tokens if counts.server_usage else None
             yield TracedResponse(
                 place=f"{source}: {path}: request {number}",
                 length=counted or counts.output_tokens,
                 group=request.request,
-                prompt_tokens=request.info.input_tokens,
+                prompt_tokens=info.input_tokens,
             )
 
     failed = sum(request.error is not None for request in requests)

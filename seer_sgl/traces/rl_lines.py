@@ -101,9 +101,8 @@ def _nemo(path: Path, source: str, count: Count | None) -> Imported:
             if len(mask) != len(tokens) or size > len(tokens):
                 raise ConfigError(f"{place}: token_ids, token_loss_mask: of different lengths")
             generated = [number for number in range(size) if mask[number]]
-            if generated:
-                prompt = tokens[: generated[0]]
-                yield TracedResponse(place=place, length=len(generated), prompt_ids=prompt)
+            prompt = tokens[: generated[0]] if generated else None
+            yield TracedResponse(place=place, length=len(generated), prompt_ids=prompt)
 
     return Imported(
         format="NeMo-RL's training data",

@@ -46,6 +46,28 @@ def test_failed_requests_are_left_out_and_counted() -> None:
     assert "Failed requests, left out: 1." in read_trace(DUMPS / "inference-perf.json").assumed
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"request": "a", "info": {"response_metrics": {"output_tokens": 5}, "input_tokens": 3}},'
+        '{"request": "a", "info": null}, {"request": "a", "info": {"response_metrics": null}}]',
+        '{"token_ids": [[7, 8, 9, 1, 2, 3, 4, 5]], "token_loss_mask": [[0, 0, 0, 1, 1, 1, 1, 1]],'
+        ' "input_lengths": [8]}\n'
+        + '{"token_ids": [[7, 8, 9]], "token_loss_mask": [[0, 0, 0]], "input_lengths": [3]}\n'
+        * 2,
+    ],
+    ids=["inference-perf", "NeMo-RL"],
+)
+def test_responses_without_counts_or_tokens_are_left_out_and_counted(
+    tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "dump.json"
+    path.write_text(text)
+    trace = read_trace(path)
+    assert shape(trace) == [(3, [5])]
+    assert "Responses without tokens, left out: 2." in trace.assumed
+
+
 def test_a_dump_of_slime_has_groups_prompts_and_lengths(tmp_path: Path) -> None:
     whole = dumped(index=26, loss_mask=None)
     tool = dumped(group_index=4, index=32, loss_mask=[1, 0, 1])
