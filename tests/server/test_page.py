@@ -118,6 +118,22 @@ async def test_the_data_is_bounded_whatever_the_number_of_requests() -> None:
     assert data["tail"][0]["engine"] == "e0"
 
 
+async def test_tokens_that_a_request_was_given_are_not_its_own() -> None:
+    fake, first = FakeSGLang(longest=1000), body(1 << 7, params={"max_new_tokens": 13})
+    async with served(fake) as it:
+        begun = (await it.generate(**first))["output_ids"]
+        fake.faults.append("stall")
+        more = {"input_ids": first["input_ids"] + begun}
+        task = asyncio.create_task(it.generate(**first | more))
+        await asyncio.wait_for(fake.stalled.wait(), 10)
+        data = await live(it)
+        fake.wake_stalled()
+        await task
+    (request,), (group,) = data["tail"], data["groups"]
+    assert (request["tokens"], request["limit"]) == (0, 13)
+    assert (group["requests"], group["tokens"]) == (2, 13)
+
+
 async def test_a_reader_that_comes_back_gets_only_new_cells_and_a_new_server_all() -> None:
     async with served(FakeSGLang()) as it:
         await until(lambda: it.service.driver.engines != [])

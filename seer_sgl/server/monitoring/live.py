@@ -105,7 +105,7 @@ def _group(entry: GroupInProgress) -> dict[str, Any]:
         "caller": _clipped(group.caller),
         "requests": len(group.requests),
         "finished": max(0, len(group.requests) - entry.unfinished),
-        "tokens": sum(request.generated for request in group.requests),
+        "tokens": sum(request.sampled for request in group.requests),
     }
 
 
@@ -114,8 +114,8 @@ def _request(request: Request, snapshot: Snapshot) -> dict[str, Any]:
     return {
         "group": _clipped(request.group.group_id),
         "index": request.index,
-        "tokens": request.generated,
-        "limit": request.max_response_len,
+        "tokens": request.sampled,
+        "limit": request.max_response_len - request.resumed_tokens,
         "engine": snapshot.counts.running.get(request.uid),
         "age_s": round(max(0.0, snapshot.now - started_at), 1),
     }
