@@ -99,7 +99,9 @@ class Run:
         self._end_if_over()
 
     def grow(self, group: Group, requests: Sequence[Request]) -> None:
-        """Adds requests to a growing group. Raises ValueError if the group no longer grows."""
+        """Adds requests to a growing group of this run. Raises ValueError for any other group."""
+        if self.unfinished.get(group.uid) is not group:
+            raise ValueError(f"group {group.group_id!r} does not grow in this run")
         self._loop.scheduler.grow(group, requests)
         self._submitted(requests)
         self._loop.wake()

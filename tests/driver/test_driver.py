@@ -111,6 +111,20 @@ async def test_a_group_grows_until_it_is_complete() -> None:
     assert [request.seed for request in group.requests[1:]] == reference
 
 
+async def test_a_group_of_no_run_or_of_another_one_cannot_grow() -> None:
+    async with staged(FakeSGLang()) as stage:
+        group, other = stage.groups(2)
+        group.growing = other.growing = True
+        run, idle = stage.driver.submit([group]), stage.driver.open_run()
+        for wrong, asked in ((other, run), (group, idle)):
+            with pytest.raises(ValueError, match="does not grow in this run"):
+                asked.grow(wrong, GroupMaker("more", 7).requests(wrong, 1, LIMIT, 0.0))
+        run.complete_group(group)
+        check(await all_of(run))
+        idle.close()
+        assert stage.driver.check() == []
+
+
 @pytest.mark.parametrize("sampling", [{}, {"regex": "[0-9]+"}], ids=["divided", "whole"])
 async def test_an_abort_is_a_result_with_the_tokens_so_far(sampling: dict[str, Any]) -> None:
     events = Events()
