@@ -355,8 +355,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def continues(self) -> bool:
-        """Whether a part of its input is response."""
-        return self.input_len - self.image_tokens > len(self.request.group.prompt.prompt_ids)
+        """Whether a part of its input is response that engines sampled."""
+        given = len(self.request.group.prompt.prompt_ids) + self.request.resumed_tokens
+        return self.input_len - self.image_tokens > given
 
     def ended_by(self, reply: ChunkReply) -> bool:
         """Returns whether the reply ends the request, if the chunk has all remaining tokens."""

@@ -75,6 +75,18 @@ class Halting(Forgetful):
         return await super()._answer(http, call, fault)
 
 
+async def test_what_a_turn_is_given_was_not_computed_before() -> None:
+    async with served(Forgetful(longest=1000)) as it:
+        first = await it.generate(**body(1, group_id="g"))
+        ids = [*body(1)["input_ids"], *first["output_ids"], 5]
+        params = body(2)["sampling_params"] | {"max_new_tokens": CHUNK}
+        turn = await it.generate(input_ids=ids, sampling_params=params, group_id="g")
+    found = [reply["meta_info"]["seer"] for reply in (first, turn)]
+    assert [(each["group"], each["chunks"]) for each in found] == [("g", LIMIT // CHUNK), ("g", 1)]
+    assert turn["meta_info"]["cached_tokens"] == len(ids) // 2
+    assert (found[1]["reused_tokens"], found[1]["recomputed_tokens"]) == (0, 0)
+
+
 async def test_the_metas_of_all_replies_add_up_to_the_metrics_and_to_the_report() -> None:
     async with served(Forgetful(longest=1000), Forgetful(longest=1000)) as it:
         driver = it.service.driver
