@@ -121,8 +121,9 @@ class _Session(Observer):
         """Ends all waits when the run ends, or the driver, and takes no more requests."""
         why = ENDED
         try:
-            async for _ in self.run:
-                pass
+            async for group in self.run:
+                # Without this cycle of references no turn waits for a garbage collection.
+                group.requests = []
         except RolloutError as error:
             why = str(error)
         finally:

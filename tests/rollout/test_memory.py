@@ -2,9 +2,15 @@
 
 import gc
 import weakref
+from collections.abc import Sequence
 
-from seer_sgl import Rollout
-from tests.rollout.fakes import fakes
+from typing_extensions import override
+
+from seer_sgl import Observer, Rollout
+from seer_sgl.types import Group, Request
+from tests.rollout.fakes import PROMPTS, fakes
+from tests.rollout.test_trajectories import turns
+from tests.support.waiting import until
 
 GROUPS = 6
 
@@ -22,3 +28,29 @@ async def test_a_complete_group_leaves_with_its_caller() -> None:
                     "the last one is still the generator's"
                 )
     assert len(taken) == GROUPS
+
+
+class Seen(Observer):
+    """The groups of a run that are in memory."""
+
+    def __init__(self) -> None:
+        self.groups = weakref.WeakSet[Group]()
+        self.requests = 0
+
+    @override
+    def submitted(self, requests: Sequence[Request], now: float) -> None:
+        self.groups.update(request.group for request in requests)
+        self.requests += len(requests)
+
+
+async def test_the_turns_of_trajectories_are_freed_without_a_garbage_collection() -> None:
+    seen = Seen()
+    gc.disable()
+    try:
+        async with fakes() as it, Rollout(it.config) as rollout:
+            async for done in rollout.trajectories(turns, PROMPTS, [seen]):
+                assert done.results
+            assert seen.requests > len(PROMPTS)
+            await until(lambda: not seen.groups)
+    finally:
+        gc.enable()
