@@ -30,6 +30,7 @@ from seer_sgl.types import (
 )
 
 from .prompts import PromptLike
+from .writable import unwritable
 
 if TYPE_CHECKING:
     from .rollout import Rollout
@@ -81,11 +82,14 @@ class Client:
     def encode(self, text: str) -> "array[int]":
         """Returns the ids of a text between two turns, without special tokens around it.
 
-        Raises PromptError without a tokenizer.
+        Raises PromptError without a tokenizer, and for what is no text.
         """
         tokenizer = self._shared.rollout.tokenizer
         if tokenizer is None:
             raise PromptError("a text needs a tokenizer: set model.path")
+        problem = unwritable(text) if isinstance(text, str) else "expected str"
+        if problem is not None:
+            raise PromptError(f"a text between two turns: {problem}")
         return tokenizer.encode_part(text)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from seer_sgl import Rollout
 from seer_sgl.config import with_values
+from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.errors import ConfigError, InputError, PromptError, RolloutError
 from seer_sgl.rollout.trajectories import Client
 from seer_sgl.types import Prompt, Sample
@@ -130,6 +131,20 @@ async def test_an_unusable_turn_is_refused_in_its_function(
     assert len(seen) == N
     assert all(expected in line and "\n" not in line for line in seen), seen
     assert all(len(each) == N for each in results.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [(None, "expected str"), ("\udcff", "text with half a surrogate pair")]
+)
+async def test_what_is_no_text_between_two_turns_is_refused(text: Any, why: str) -> None:
+    async def wrong(prompt: Prompt, client: Client) -> None:
+        client.encode(text)
+
+    async with fakes() as it, Rollout(it.config) as rollout:
+        rollout.tokenizer = Tokenizer([0] * 1000)
+        with pytest.raises(PromptError, match=f"a text between two turns: {why}"):
+            async for _ in rollout.trajectories(wrong, PROMPTS):
+                pass
 
 
 async def test_an_error_of_the_function_comes_at_once_and_hides_behind_no_other() -> None:
