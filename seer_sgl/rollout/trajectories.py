@@ -214,6 +214,10 @@ class _Shared:
         (turn,) = self.rollout.prompt_reader(1, group.sampling).each([record], where, {})
         if turn.prompt_ids[: len(prompt_ids)] != prompt_ids:
             raise PromptError(f"{where}: it does not begin with the tokens of the prompt")
+        images = len(group.prompt.image_data)
+        if group.undivided and self.rollout.images.missing(turn.prompt_ids, images) > 0:
+            why = "takes an image token behind the prompt for an image, and never answers"
+            raise PromptError(f"{where}: without the plugin SGLang {why}")
         wanted = turn.sampling or group.sampling
         has_tokenizer = self.rollout.tokenizer is not None
         for key, why in unservable(wanted, self.rollout.engines, tokenizer=has_tokenizer):

@@ -321,6 +321,18 @@ async def test_the_turns_of_a_trajectory_have_the_images_of_its_prompt() -> None
         assert (origin[PROMPT_LEN], LONGEST in origin) == (4, True)
 
 
+async def test_stock_engines_get_no_turn_with_more_placeholders_than_images() -> None:
+    async def image_token(given: Prompt, client: Client) -> int:
+        with pytest.raises(PromptError, match="'p0', a turn: without the plugin SGLang takes an"):
+            await client.generate([*given.prompt_ids, 7, PLACEHOLDER, 8])
+        return (await client.generate([*given.prompt_ids, 7, 8])).response_length
+
+    async with fakes(kind=ENGINES, continues=False) as it, Rollout(it.config) as rollout:
+        rollout.images.placeholder = PLACEHOLDER
+        results = [each async for each in rollout.trajectories(image_token, [prompt(0)])]
+        assert len(results[0].results) == len(it.calls) == 4
+
+
 async def test_a_journal_knows_the_images(tmp_path: Path) -> None:
     async with fakes(kind=ENGINES) as it:
         config = it.config_with(rollout={"journal": str(tmp_path / "j")})
