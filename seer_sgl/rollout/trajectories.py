@@ -330,7 +330,9 @@ async def _run_all(function: Trajectory[T], shared: _Shared) -> Trajectories[T]:
     prompt, tasks = shared.group.prompt, list[asyncio.Future[T]]()
     try:
         for index in range(prompt.n):
-            tasks.append(asyncio.ensure_future(function(prompt, Client(shared, index))))
+            # Ids of its own: a function may extend them in place, turn by turn.
+            own = msgspec.structs.replace(prompt, prompt_ids=prompt.prompt_ids[:])
+            tasks.append(asyncio.ensure_future(function(own, Client(shared, index))))
         pending: set[asyncio.Future[T]] = set(tasks)
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)

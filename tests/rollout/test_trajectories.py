@@ -65,6 +65,21 @@ async def test_every_turn_has_the_tokens_of_an_undivided_call() -> None:
         assert any(turn.chunks > 1 for turn in every), "some turns are divided"
 
 
+async def test_a_function_may_extend_its_prompt_in_place() -> None:
+    async def extending(prompt: Prompt, client: Client) -> list[Sample]:
+        samples, ids = list[Sample](), prompt.prompt_ids
+        for _ in range(TURNS):
+            samples.append(await client.generate(ids))
+            ids.extend([*samples[-1].response_ids, *RESULT])
+        return samples
+
+    async with fakes(delay_s=0.001) as it:
+        results = await rolled(it.config, extending)
+    for prompt in PROMPTS:
+        for samples in results[prompt["id"]]:
+            check(samples, prompt["prompt_ids"])
+
+
 async def test_seeds_do_not_depend_on_the_order_in_which_turns_end() -> None:
     async def seeds(**options: Any) -> dict[str, Any]:
         async with fakes(**options) as it:
