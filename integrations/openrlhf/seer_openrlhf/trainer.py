@@ -4,6 +4,7 @@ Every step is taken on all ranks, because parameters of ZeRO-3 are gathered by a
 concerns the engines, and shares the outcome.
 """
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -153,10 +154,11 @@ class SeerActorTrainer(ActorPPOTrainer):
         """Returns a context in which rank 0 has the whole parameters (ZeRO-3, tensor parallel)."""
         ds = self.strategy.args.ds
         if ds.tensor_parallel_size > 1:
-            layers = deepspeed.module_inject.layers
-            return layers.GatherReplacedLayerParams(
-                parameters, self.actor.model.module, enabled=True
-            )
+            gather = deepspeed.module_inject.layers.GatherReplacedLayerParams
+            stack = contextlib.ExitStack()
+            for each in parameters:  # DeepSpeed has the layer of the first one gather all of a call
+                stack.enter_context(gather([each], self.actor.model.module, enabled=True))
+            return stack
         return deepspeed.zero.GatheredParameters(parameters, enabled=ds.zero_stage == 3)
 
     @property
