@@ -16,6 +16,7 @@ import ray
 import torch
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
 from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
+from transformers.core_model_loading import revert_weight_conversion
 
 from . import probe
 from .broadcasts import BroadcastSender
@@ -120,7 +121,7 @@ class SeerActorTrainer(ActorPPOTrainer):
             with self._gathered([parameter for _, parameter in bucket]):
                 if self._leads and failure is None:
                     try:
-                        self._broadcasts.send([(name, each.data) for name, each in bucket])
+                        self._broadcasts.send(self._as_saved(bucket))
                     except (UpdateFailed, WeightError) as error:
                         failure = error
         return self._shared(lambda: self._broadcasts.end(failure))
@@ -149,6 +150,18 @@ class SeerActorTrainer(ActorPPOTrainer):
 
     def _parameters(self) -> list[tuple[str, Any]]:
         return list(self.actor.model.module.named_parameters())
+
+    def _as_saved(self, bucket: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        """Returns whole parameters with the names that the model's files have for them.
+
+        Engines know no others, and skip them without an error: transformers has the experts of a
+        layer in two parameters of its own.
+        """
+        module, data = self.actor.model.module, {name: each.data for name, each in bucket}
+        # With ZeRO-3 transformers lists conversions too that the files did not need.
+        module._weight_conversions = [c for c in module._weight_conversions if c.was_used()]
+        saved = revert_weight_conversion(module, data)
+        return [(name, tensor.contiguous()) for name, tensor in saved.items()]
 
     def _gathered(self, parameters: list[Any]) -> Any:
         """Returns a context in which rank 0 has the whole parameters (ZeRO-3, tensor parallel)."""
