@@ -133,7 +133,8 @@ class SeerActorTrainer(ActorPPOTrainer):
     def _require_equal(self, step: int, engines: list[str]) -> None:
         """Sends the weights once more if an engine does not have them. Raises WeightError."""
         if not self._ids:
-            self._ids = probe.first_ids(self.actor.model.module.config.vocab_size)
+            config = self.actor.model.module.config.get_text_config()
+            self._ids = probe.first_ids(config.vocab_size)
         found = Probe(self._ids, self._log_probs(), self._old)
         self._old = None
         problems = self._shared(lambda: self._check.problems(step, engines, found))

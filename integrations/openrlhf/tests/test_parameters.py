@@ -78,3 +78,13 @@ def test_parameters_are_sent_as_the_models_files_have_them(name: str, tmp_path: 
     saved = load_file(tmp_path / "model.safetensors")
     assert sent.keys() == saved.keys()
     assert all(torch.equal(sent[each], saved[each]) for each in saved)
+
+
+@pytest.mark.parametrize("name", ["Qwen3Config", "Gemma3Config", "Qwen2_5_VLConfig"])
+def test_the_first_probe_has_tokens_of_the_text_model(name: str) -> None:
+    config = getattr(transformers, name)()
+    trainer = trainer_of(SimpleNamespace(config=config))
+    trainer._ids, trainer._old, trainer._log_probs = [], None, list
+    trainer._shared, trainer._check = lambda work: work(), SimpleNamespace(problems=lambda *_: [])
+    SeerActorTrainer._require_equal(trainer, 0, [])
+    assert max(trainer._ids) < config.get_text_config().vocab_size
