@@ -110,7 +110,8 @@ class Groups:
         # The same name in every attempt: a repeated group has the same seeds.
         name = str(place)
         self._batch.begin(name, size)
-        engines = [SampleEngine(self._batch, name, index, decode) for index in range(size)]
+        length = call["max_length"]
+        engines = [SampleEngine(self._batch, name, i, decode, length) for i in range(size)]
         tasks = [asyncio.create_task(self._response(engine, place, call)) for engine in engines]
         try:
             return list(await asyncio.gather(*tasks))

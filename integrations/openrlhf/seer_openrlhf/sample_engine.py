@@ -12,16 +12,20 @@ from .outputs import Decode, Output, output, parameters
 class SampleEngine:
     """The engine of one executor: it knows the sample's place in the batch.
 
-    `figures` are of all its responses. It is made on the event loop of the batch; requests may come
-    from another thread's, as those of executors that serve HTTP to their agents do.
+    `figures` are of all its responses. `length`: of a prompt and its response together, where vLLM
+    ends a response. It is made on the event loop of the batch; requests may come from another
+    thread's, as those of executors that serve HTTP to their agents do.
     """
 
-    def __init__(self, batch: Batch, group_id: str, index: int, decode: Decode) -> None:
+    def __init__(
+        self, batch: Batch, group_id: str, index: int, decode: Decode, length: int
+    ) -> None:
         self.figures = SampleFigures()
         self._batch = batch
         self._group_id = group_id
         self._index = index
         self._decode = decode
+        self._length = length
         self._turns = 0
         self._loop = asyncio.get_running_loop()
 
@@ -41,6 +45,8 @@ class SampleEngine:
         ids, params = list(prompt_token_ids), parameters(sampling_params)
         if not ids:
             raise ValueError("the prompt has no tokens")
+        room = self._length - len(ids)
+        params["max_new_tokens"] = max(1, min(params["max_new_tokens"] or room, room))
         turn, self._turns = self._turns, self._turns + 1
         if turn:
             sample = await self._batch.next(self._group_id, self._index, turn, ids, params)

@@ -19,7 +19,7 @@ def batch_of(fleet: FakeClient) -> Batch:
 
 def engines(batch: Batch, group_id: str, size: int) -> list[SampleEngine]:
     batch.begin(group_id, size)
-    return [SampleEngine(batch, group_id, i, lambda ids, _: str(ids)) for i in range(size)]
+    return [SampleEngine(batch, group_id, i, lambda ids, _: str(ids), 64) for i in range(size)]
 
 
 async def test_an_executor_that_asks_for_something_else_does_not_share_the_group() -> None:

@@ -40,6 +40,24 @@ class AgentExecutor(MultiTurnAgentExecutor):
     def __init__(self):
         super().__init__(Instance)
 """
+# It asks twice with the parameters as it gets them.
+PLAIN = """
+from openrlhf.utils.agent import AgentExecutorBase
+
+class AgentExecutor(AgentExecutorBase):
+    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine,
+                      images=None):
+        ids, ranges = hf_tokenizer(prompt)["input_ids"], []
+        for _ in range(2):
+            found = await llm_engine.generate(ids, sampling_params)
+            action = found.outputs[0].token_ids
+            ranges.append((len(ids), len(ids) + len(action)))
+            ids = ids + action
+        return {
+            "prompt": prompt, "label": label, "observation_tokens": ids, "action_ranges": ranges,
+            "rollout_log_probs": None, "reward": 1.0,
+        }
+"""
 
 
 @pytest.fixture
@@ -140,6 +158,22 @@ def test_the_figures_of_a_sample_are_of_all_its_turns(agent: Any) -> None:
         sample.info["seer_migrations"].item() == 1
     )  # in the rollout; the second turn had one engine
     assert 1.5 < sample.info["seer_accept_length"].item() < 2.0
+
+
+@pytest.mark.parametrize(("limit", "first"), [(None, 16), (12, 12), (99, 16)])
+def test_a_response_of_an_agent_ends_with_the_context(
+    limit: int | None, first: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "agent.py"
+    path.write_text(PLAIN)
+    fleet = FakeClient()
+    executor = make_executor(str(path), None)
+    with sampling(Setup(fleet=fleet, executor=executor, batch_size=1, n=1)) as run:
+        run.batch(max_new_tokens=limit, max_len=24)  # the prompt has 8 tokens
+    (group,), (later,) = fleet.rollouts[0]["groups"], fleet.generated
+    assert group["sampling"]["max_new_tokens"] == first
+    room = max(1, 24 - len(later["input_ids"]))
+    assert later["sampling_params"]["max_new_tokens"] == min(room, limit or room)
 
 
 def test_a_repeated_agent_asks_the_same_again(agent: Any) -> None:
