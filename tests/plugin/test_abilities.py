@@ -1,10 +1,16 @@
 """Drafts are what the target's attention can verify: trees, chains, or nothing."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from seer_sgl.plugin.speculation.abilities import Verifier, obstacle, verifies_trees
+from seer_sgl.plugin.speculation.abilities import (
+    Verifier,
+    obstacle,
+    refuse_ngrams,
+    verifies_trees,
+)
 
 DENSE = Verifier(
     gpu=True,
@@ -68,3 +74,12 @@ def test_chunks_that_a_graph_of_drafts_ignores_are_refused(
     problem = obstacle(llama4) or ""
     assert f"{backend} verifies drafts of a model that attends within chunks wrongly" in problem
     assert "set draft.scope: none" in problem
+
+
+@pytest.mark.parametrize("name", ["use_ngram_embedding", "use_engram"])
+def test_a_model_whose_embeddings_read_the_tokens_before_is_refused(name: str) -> None:
+    others: Any = SimpleNamespace(model_config=SimpleNamespace(**{name: False}))
+    refuse_ngrams(others)  # nor is one of an SGLang that does not know such models
+    longcat: Any = SimpleNamespace(model_config=SimpleNamespace(**{name: True}))
+    with pytest.raises(ValueError, match=r"^draft\.scope: .* embeds n-grams"):
+        refuse_ngrams(longcat)

@@ -68,6 +68,20 @@ def obstacle(verifier: Verifier) -> str | None:
     )
 
 
+def refuse_ngrams(runner: SglModelRunner) -> None:
+    """Raises ValueError if the embedding of a token depends on the tokens before it.
+
+    LongCat Flash Lite and DeepSeek V4.1 look these tokens up in a table that a verification does
+    not fill (`NgramEmbeddingManager`).
+    """
+    config = runner.model_config
+    if getattr(config, "use_ngram_embedding", False) or getattr(config, "use_engram", False):
+        raise ValueError(
+            "draft.scope: SGLang verifies drafts of a model that embeds n-grams wrongly; set none "
+            "(and leave out engines.exact)"
+        )
+
+
 def verifier_of(runner: SglModelRunner) -> Verifier:
     """Returns the facts of a loaded target."""
     from sglang.srt.runtime_context import get_exec, get_spec

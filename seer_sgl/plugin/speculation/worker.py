@@ -34,7 +34,7 @@ from seer_sgl.draft.tree import is_chains
 from seer_sgl.plugin.drafting import DraftStatus
 from seer_sgl.plugin.sglang_types import SglResult, SglScheduleBatch, SglServerArgs, SglTargetWorker
 
-from . import ranks, start
+from . import abilities, ranks, start
 from .graphs import largest, widths
 from .mask import attention_mask
 from .minimum import minimum_of, penalize
@@ -88,6 +88,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
     @override
     def init_attention_backends(self) -> None:
         # SGLang creates the target's graphs next. They verify.
+        abilities.refuse_ngrams(self.model_runner)
         if on_gpu(self.model_runner):
             runner = self.model_runner
             save_memory(runner.attn_backend, functools.partial(largest, runner))
