@@ -62,7 +62,7 @@ class SglReq(Protocol):
     finished_len: int | None
     finished_reason: object | None
     to_finish: object | None
-    grammar: object | None
+    grammar: Any | None
     retracted_stain: bool
     customized_info: dict[str, list[Any]] | None
     return_routed_experts: bool
@@ -72,6 +72,7 @@ class SglReq(Protocol):
     kv: SglReqKv
     seer_own: tuple[str | None, bool]  # its own extra_key and skip_radix_cache_insert
     seer_rows: Any  # the KeptRows of routed experts
+    seer_open: bool  # its grammar had not ended before the step
 
     def finished(self) -> bool: ...
     def get_fill_ids(self) -> Sequence[int]: ...

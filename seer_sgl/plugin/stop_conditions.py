@@ -13,7 +13,7 @@ from collections.abc import Callable
 from seer_sgl.link.contract import EXAMINED, STOP_TOKENS
 
 from .hook import REQ, Hook
-from .sglang_types import SglReq
+from .sglang_types import SglReq, SglScheduleBatch
 
 
 def hooks() -> list[Hook]:
@@ -35,9 +35,23 @@ def check_for_end(
     stock: Callable[[SglReq, int], None], req: SglReq, new_accepted_len: int = 1
 ) -> None:
     """Hook around `Req.update_finish_state`."""
+    grammar = req.grammar
+    if vars(req).pop("seer_open", False):  # as a plain step sees it
+        req.grammar = None
     report_abort_position(req, new_accepted_len)
     look_after_every_token(stock, req, new_accepted_len)
     report_window(req)
+    req.grammar = grammar
+
+
+def note_open_grammars(batch: SglScheduleBatch) -> None:
+    """Before a step of our worker: notes the requests whose grammar has not ended.
+
+    SGLang shows a grammar the token of a plain step behind the check, and that of a speculative
+    step before it. With `ignore_eos` a drafting engine would end a response one token earlier.
+    """
+    for req in batch.reqs if batch.has_grammar else ():
+        req.seer_open = req.grammar is not None and not req.grammar.is_terminated()
 
 
 def look_after_every_token(

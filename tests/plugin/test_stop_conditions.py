@@ -72,6 +72,60 @@ step("b", 1, abort=True), send("b")
 print(json.dumps(meta))
 """
 
+# A grammar ends with the end token; with `ignore_eos` SGLang's plain decoding draws one token more.
+# SGLang's result processor shows a grammar the token of a step before or behind the check.
+GRAMMAR_PROBE = """
+from array import array
+from types import SimpleNamespace
+from seer_sgl.plugin import cpu, stop_conditions
+cpu.prepare()
+from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.scheduler_components.batch_result_processor import (
+    SchedulerBatchResultProcessor as Results,
+)
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+EOS = 2
+
+class Grammar(BaseGrammarObject):
+    ended = False
+
+    def accept_token(self, token):
+        self.ended |= token == EOS
+
+    def is_terminated(self):
+        return self.ended
+
+def end(tokens, speculative):
+    params = SamplingParams(max_new_tokens=9, ignore_eos=True)
+    params.normalize(None)
+    req = Req("r", "", array("q", [1]), params, vocab_size=1000)
+    req.grammar = Grammar()
+    for number, token in enumerate(tokens):
+        early = speculative and number > 0  # the first token is that of the prefill
+        if early:
+            stop_conditions.note_open_grammars(SimpleNamespace(reqs=[req], has_grammar=True))
+            Results._accept_grammar_tokens(None, req, [token])
+        req.output_ids.append(token)
+        stop_conditions.check_for_end(Req.update_finish_state, req)
+        if req.finished():
+            return list(req.output_ids), req.finished_reason.to_json()
+        if not early:
+            Results._accept_grammar_tokens(None, req, [token])
+
+for before in ([], [5], [5, 6]):
+    whole = [*before, EOS, 7], {"type": "stop", "matched": 7}
+    drawn = [*before, EOS, 7, 8, 9]
+    assert end(drawn, False) == whole
+    assert end(drawn, True) == whole, (before, end(drawn, True))
+"""
+
+
+@pytest.mark.process
+def test_a_grammar_ends_a_response_of_a_drafting_engine_where_it_ends_a_plain_one() -> None:
+    run_probe("-c", GRAMMAR_PROBE)
+
 
 @pytest.mark.process
 def test_runs_of_any_size_and_chunks_of_any_size_end_as_token_by_token(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from typing_extensions import override
 from seer_sgl.draft.tree import is_chains
 from seer_sgl.plugin.drafting import DraftStatus
 from seer_sgl.plugin.sglang_types import SglResult, SglScheduleBatch, SglServerArgs, SglTargetWorker
+from seer_sgl.plugin.stop_conditions import note_open_grammars
 
 from . import abilities, ranks, start
 from .graphs import largest, widths
@@ -129,6 +130,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         record_stream_for_v2_verify(batch, None, stream)
         if not batch.forward_mode.is_decode():
             return self._prefill(batch, publish)
+        note_open_grammars(batch)
         plan = ranks.agree(self._plan(batch), len(batch.reqs), self._stride)
         if plan.width == 1 and self._shapes.plain_decodes:
             return self._decode(batch, publish)
