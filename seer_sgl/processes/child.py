@@ -225,7 +225,9 @@ class OwnedProcess:
         try:
             self.note_shared_memory()
             _signal_group(self.pid, signal.SIGTERM)
-            await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
+            # Not `wait_for`: Python 3.11's may swallow a cancellation at the end of the process.
+            async with asyncio.timeout(STOP_GRACE_S):
+                await self._process.wait()
         except TimeoutError:
             pass
         finally:

@@ -245,6 +245,24 @@ async def test_a_process_that_has_the_id_of_an_ended_one_is_left_alone(tmp_path:
     assert output == b"alive"
 
 
+@pytest.mark.parametrize("turns", range(3))
+async def test_who_is_cancelled_as_a_process_ends_does_not_go_on(
+    tmp_path: Path, turns: int
+) -> None:
+    ended = asyncio.Event()
+    process: Any = SimpleNamespace(pid=1 << 30, returncode=None, wait=ended.wait)  # no such id
+    stopping = asyncio.create_task(OwnedProcess(process, tmp_path / "log").stop())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    ended.set()
+    for _ in range(turns):  # the end of the process arrives one turn further in each case
+        await asyncio.sleep(0)
+    if not stopping.done():
+        stopping.cancel()
+        await asyncio.wait({stopping})
+        assert stopping.cancelled()
+
+
 @pytest.mark.process
 async def test_a_process_that_cannot_be_pinned_does_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

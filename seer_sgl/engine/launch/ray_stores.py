@@ -67,8 +67,8 @@ class RayStore(Supervised):
             self._actor = await asyncio.to_thread(
                 Actor, StoreHost, num_cpus=0, memory=self._memory, scheduling_strategy="SPREAD"
             )
-            starting = self._actor.start(self.log, dict(self._settings), dict(self._environment))
-            await asyncio.wait_for(starting, self._place_s)
+            async with asyncio.timeout(self._place_s):
+                await self._actor.start(self.log, dict(self._settings), dict(self._environment))
         except TimeoutError as error:
             raise ConfigError(
                 f"kv_pool.memory: no node of the cluster has room for {self._memory} bytes"
