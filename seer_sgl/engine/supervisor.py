@@ -125,7 +125,9 @@ class EngineSupervisor:
             await await_ready(kept.start, self._session, self._timing)
             restarts.ready(loop.time())
             logger.info(works, restarts.name, loop.time() - began)
-        except (EngineStartError, ConfigError, OSError) as error:  # OSError: no descriptor, no fork
+        except Exception as error:  # of any kind: the others are watched all the same
+            if not isinstance(error, EngineStartError | ConfigError | OSError):
+                logger.exception("%s was not started", restarts.name)
             why = str(error).partition("\n")[0].rstrip(":")
             own = not isinstance(error, EngineDelayed)
             restarts.ended(why, loop.time(), ready=False, own=own)
@@ -137,5 +139,7 @@ class EngineSupervisor:
         kept.given_up = True
         try:
             await self._launcher.stop(kept.server_id)
+        except Exception:  # such as no descriptor; `aclose` tries again
+            logger.exception("%s was not ended", kept.restarts.name)
         finally:
             kept.starting = None

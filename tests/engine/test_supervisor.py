@@ -1,8 +1,10 @@
 """When the servers of engines are restarted, on a launcher that has no place for them."""
 
 import asyncio
+import errno
 from functools import partial
 
+import pytest
 from typing_extensions import override
 
 from seer_sgl.engine.launch.launcher import EngineStart, Launcher
@@ -46,5 +48,41 @@ async def test_an_engine_for_which_there_is_no_place_is_never_quarantined() -> N
             await until(partial(launcher.tried, tries))
         assert supervisor.server("e0").phase is ServerPhase.ENDED
         assert supervisor.server("e0").why == "engine e0: Ray gives it no place: its head is away"
+        watching.cancel()
+        await asyncio.wait({watching})
+
+
+class Defective(Away):
+    """A launcher with a defect, which cannot end what it has started either."""
+
+    @override
+    async def restart(self, engine_id: str, kv_tokens: int) -> EngineStart:
+        self.tries += 1
+        raise KeyError("a defect")
+
+    @override
+    async def stop(self, engine_id: str) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+async def test_a_launcher_that_fails_in_any_way_quarantines_an_engine_and_no_other_is_forgotten(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    launcher = Defective()
+    async with open_session() as session:
+        supervisor = EngineSupervisor(launcher, session)
+        supervisor.add_late(info("e0"), "the cluster has no room")
+        watching = asyncio.create_task(supervisor.run())
+        await asyncio.sleep(0)
+        for tries in range(1, MOST_FAILURES + 1):
+            jump(DEFAULT.restart_most_s)
+            await until(partial(launcher.tried, tries))
+        jump(DEFAULT.restart_most_s)
+        await until(lambda: "engine e0 was not ended" in caplog.messages)
+        assert supervisor.server("e0").phase is ServerPhase.QUARANTINED
+        assert supervisor.server("e0").why.endswith("the last time: 'a defect'")
+        supervisor.add_late(info("e1"), "the cluster has no room")
+        jump(DEFAULT.restart_most_s)
+        await until(partial(launcher.tried, MOST_FAILURES + 1))
         watching.cancel()
         await asyncio.wait({watching})
