@@ -70,6 +70,7 @@ class Driver:
         fleet.link.on_stored = driver._loop.stored
         fleet.link.on_rates = driver._measured
         work = asyncio.create_task(driver._work())
+        work.add_done_callback(lambda _: driver._end(RolloutError("the driver was closed")))
         try:
             yield driver
         finally:
@@ -78,7 +79,6 @@ class Driver:
             finally:
                 work.cancel()
                 await asyncio.wait({work})
-                driver._end(RolloutError("the driver was closed"))
 
     @property
     def engines(self) -> list[EngineInfo]:

@@ -111,9 +111,11 @@ class RolloutLoop:
         settling = {asyncio.create_task(engine.settle()) for engine in self.engines.values()}
         tasks = settling.union(flight.task for flight in self.flights)
         if tasks:
-            _, late = await asyncio.wait(tasks, timeout=self._settle_s)
-            for task in settling & late:
-                task.cancel()
+            try:
+                await asyncio.wait(tasks, timeout=self._settle_s)
+            finally:
+                for task in settling:
+                    task.cancel()
 
     def set_available(self, engine_id: str, available: bool) -> None:
         """Marks an engine as available or out: chunks go to available engines only."""

@@ -9,11 +9,12 @@ from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.settings import Settings
 from seer_sgl.driver.stall import HUNG_AFTER
 from seer_sgl.engine_types import EngineLoad, ServerState
-from seer_sgl.errors import EngineUnavailable
+from seer_sgl.errors import EngineUnavailable, RolloutError
 from seer_sgl.sim.clock import run_virtually
 from seer_sgl.timing import Timing
 from tests.support.drivers import FakeFleet
 from tests.support.infos import info
+from tests.support.waiting import until
 
 TIMING = Timing(poll_s=0.5, most_polls_per_s=100.0)
 
@@ -111,3 +112,50 @@ def test_neither_a_stale_engine_that_answers_nor_a_paused_one_is_ended(
     engine: Hanging, runs_s: float, paused_s: float
 ) -> None:
     assert not run_virtually(ended(engine, 20, runs_s, paused_s))
+
+
+class Deaf(Polled):
+    """An engine whose calls end late. `settling`: the wait for its sessions."""
+
+    def __init__(self, engine_id: str) -> None:
+        super().__init__(engine_id)
+        self.answers = asyncio.Event()
+        self.settling: asyncio.Task[None] | None = None
+
+    @override
+    async def settle(self) -> None:
+        self.settling = asyncio.current_task()
+        await asyncio.Event().wait()
+
+    @override
+    async def load(self) -> EngineLoad:
+        try:
+            return await super().load()
+        finally:
+            await self.answers.wait()
+
+
+async def test_a_driver_whose_end_is_cut_short_takes_nothing_and_leaves_no_task() -> None:
+    engine, opened = Deaf("e0"), list[Driver]()
+
+    async def own() -> None:
+        timing = Timing(poll_s=0.001, settle_s=60.0)
+        async with Driver.over(FakeFleet([engine]), Settings(timing=timing)) as driver:
+            opened.append(driver)
+            await asyncio.Event().wait()
+
+    owner = asyncio.create_task(own())
+    await until(lambda: engine.at)
+    for _ in range(3):  # in the block, while the engines settle, and while the work ends
+        owner.cancel()
+        await until(lambda: owner.done() or engine.settling)
+        await asyncio.sleep(0)
+    await asyncio.wait({owner})
+    assert owner.cancelled()
+    run = opened[0].open_run()
+    engine.answers.set()
+    async with asyncio.timeout(60.0):
+        with pytest.raises(RolloutError, match="the driver was closed"):
+            await anext(run)
+    assert engine.settling is not None
+    assert engine.settling.cancelled()
