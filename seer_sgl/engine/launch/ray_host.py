@@ -5,7 +5,6 @@ driver (processes/child.py).
 """
 
 import asyncio
-import contextlib
 import os
 import shutil
 import tempfile
@@ -49,6 +48,8 @@ class ProcessHost:
     def __init__(self) -> None:
         hold_ports()
         self._process: OwnedProcess | None = None
+        # Waited for by one task: asyncio keeps each cancelled wait for a process until its end.
+        self._end: asyncio.Task[int] | None = None
         self._log: BinaryIO | None = None  # can be read after `stop`, which removes the file
         self._folder: Path | None = None  # with the log; it stays if this actor is killed
 
@@ -60,17 +61,18 @@ class ProcessHost:
         import ray
 
         assert self._process is not None
+        self._end = asyncio.create_task(self._process.wait())
         self._log = self._process.log.open("rb")
         return Hosted(host, port, self._process.pid, ray.get_runtime_context().get_node_id())
 
     async def follow(self, offset: int) -> Output:
         """Returns the log from `offset` on, once there is enough of it or the server has ended."""
-        process, log = self._process, self._log
+        process, log, end = self._process, self._log, self._end
         assert process is not None
         assert log is not None
+        assert end is not None
         if os.fstat(log.fileno()).st_size - offset < MOST_BYTES:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), FOLLOW_S)
+            await asyncio.wait({end}, timeout=FOLLOW_S)
         status = process.exit_status  # before the log, which is complete then
         text = os.pread(log.fileno(), MOST_BYTES, offset)
         return Output(text, status if len(text) < MOST_BYTES else None)
