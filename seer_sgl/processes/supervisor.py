@@ -9,7 +9,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from seer_sgl.errors import ConfigError, SeerError
+from seer_sgl.errors import SeerError, first_line
 from seer_sgl.timing import DEFAULT, Timing
 
 from .child import OwnedProcess, log_tail
@@ -132,8 +132,8 @@ async def _restart(process: Supervised, restarts: Restarts, now: float) -> None:
     try:
         await process.stop()
         await process.start()
-    except (ConfigError, OSError) as error:  # no descriptor, no room for its log
-        restarts.ended(str(error), now, ready=False)
+    except Exception as error:  # such as no descriptor; the others are watched all the same
+        restarts.ended(first_line(error), now, ready=False)
     else:
         restarts.started(now)
 

@@ -281,16 +281,19 @@ async def test_a_process_that_cannot_be_pinned_does_not_run(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(
+    "failure", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("a defect")]
+)
 async def test_a_process_that_cannot_be_restarted_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     start = OwnedProcess.start
-    failures: list[OSError] = []
+    failures: list[Exception] = []
 
     async def exhausted(*arguments: Any) -> OwnedProcess:
         if not failures:
-            failures.append(OSError(errno.EMFILE, "Too many open files"))
-            raise failures[-1]
+            failures.append(failure)
+            raise failure
         return await start(*arguments)
 
     process = SupervisedProcess("it", ["sleep", "600"], tmp_path / "log", os.environ)
