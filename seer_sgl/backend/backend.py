@@ -218,11 +218,11 @@ class Backend:
     async def close(self) -> None:
         """Ends the calls and the drains in progress."""
         self._closed = True
+        self.state.holds.close()
         tasks = [*self._tasks, *self._leaving.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.state.holds.close()
 
     async def _call(self, work: Callable[[], Awaitable[CallResult]]) -> CallResult:
         result = await self._changed(work)

@@ -425,6 +425,19 @@ async def test_who_waits_for_a_closed_backend_gets_an_error() -> None:
         await backend.flush_cache()
 
 
+async def test_a_close_that_is_cut_short_reminds_nobody_of_a_hold(it: Served) -> None:
+    backend = it.service.backend
+    await backend.begin_update()
+    backend.drain("e1")
+    closing = asyncio.create_task(backend.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    assert closing.cancelled()
+    (reminder,) = backend.holds._reminders.values()
+    assert reminder.cancelled()
+
+
 async def test_weights_that_no_engine_has_are_not_adopted(it: Served) -> None:
     backend = it.service.backend
     await backend.begin_update()
