@@ -92,14 +92,13 @@ class RayLauncher(Launcher):
         try:
             await self._placed(engine_id, room, starting, first=kv_tokens is None)
             await starting
-        except RayError as error:
-            await self._leave(engine_id)
-            raise EngineDelayed(engine_id, f"its actor ended: {first_line(error)}") from error
-        except BaseException:
+        except BaseException as error:
             starting.cancel()
             await asyncio.wait({starting})
             await self._leave(engine_id)
-            raise
+            if not isinstance(error, RayError):
+                raise
+            raise EngineDelayed(engine_id, f"its actor ended: {first_line(error)}") from error
         finally:
             self._delays.pop(engine_id, None)
         if engine_id not in self._wanted:  # `stop` or `aclose` was called meanwhile

@@ -137,6 +137,27 @@ async def test_an_engine_that_ray_itself_does_not_place_is_delayed_and_leaves_no
     assert placing.freed == freed
 
 
+async def test_an_engine_whose_place_ray_does_not_name_starts_no_server_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placing, ended = Placing(monkeypatch), list[str]()
+
+    async def start(*_: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("start")
+
+    placing.actor._host = SimpleNamespace(start=Method(start))
+    monkeypatch.setattr(placing.module, "placement_group_table", refuse)
+    launcher = placing.launcher(tmp_path)
+    launcher._room_s = 0.0
+    with pytest.raises(EngineDelayed, match=r"^engine e0: its actor ended: .*the head is gone"):
+        await launcher.start("e0")
+    assert ended == ["start"]
+    assert placing.freed == ["actor", "group"]
+
+
 class Away:
     """Calls of Ray that block until its head is back."""
 
