@@ -47,9 +47,6 @@ def exec_engine(arguments: list[str]) -> NoReturn:
     flags, fleet = _without_fleet(arguments)
     # Defaults come first: SGLang uses the last value of a repeated flag.
     defaults = [] if gpu_visible() else server_flags(cpu_flags())
-    if not any(_value(arguments, flag) for flag in REPLICAS):  # each replica needs its own port
-        # The port that SGLang itself picks may be taken by an outgoing connection first.
-        defaults += ["--nccl-port", str(free_port())]
     environment = engine_environment(None)
     if fleet is not None:
         config = load(Path(fleet)).fleet
@@ -60,6 +57,9 @@ def exec_engine(arguments: list[str]) -> NoReturn:
             )
         defaults += _fleet_flags(config)
         environment |= _fleet_environment(config.engines, config.draft)
+    if not any(_value([*defaults, *flags], flag) for flag in REPLICAS):  # a port for each replica
+        # The port that SGLang itself picks may be taken by an outgoing connection first.
+        defaults = ["--nccl-port", str(free_port()), *defaults]
     if _value([*defaults, *flags], "--host") is None:
         defaults += ["--host", LOOPBACK[0]]  # overrides a host in SGLang's own --config file
     if not {"-h", "--help"} & set(flags):

@@ -119,6 +119,15 @@ def test_the_flags_of_the_command_line_win(become: Any, fleet: Path) -> None:
     assert value_of(flags, "--tp-size") == "1"
 
 
+@pytest.mark.parametrize(("size", "count"), [("tp-size", 1), ("dp-size", 0)])
+def test_each_copy_of_the_model_has_a_port_of_its_own_for_nccl(
+    become: Any, fleet: Path, size: str, count: int
+) -> None:
+    fleet.write_text(fleet.read_text().replace("tp-size", size))
+    flags, _ = become("--fleet", str(fleet))
+    assert flags.count("--nccl-port") == count
+
+
 def test_an_engine_of_a_fleet_drafts_as_its_config_says(become: Any, fleet: Path) -> None:
     fleet.write_text(fleet.read_text() + "draft: {scope: fleet, hub: '127.0.0.1:7701'}\n")
     flags, environment = become("--fleet", str(fleet))
