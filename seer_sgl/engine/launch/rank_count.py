@@ -1,9 +1,11 @@
 """The number of ranks of one server, by the user's own SGLang flags."""
 
+import re
 from collections.abc import Mapping
 
 from seer_sgl.config import FlagValue
 from seer_sgl.config.engines import PIPELINE_PARALLEL
+from seer_sgl.errors import ConfigError
 
 # SGLang's names of one flag each.
 TENSOR_PARALLEL = ("tp-size", "tensor-parallel-size", "tp")
@@ -29,4 +31,9 @@ def pipeline_size(own: Mapping[str, FlagValue]) -> int:
 
 
 def _size(own: Mapping[str, FlagValue], names: tuple[str, ...]) -> int:
-    return int(str(next((own[name] for name in names if name in own), 1)))
+    """Returns the value of a flag of so many names. Raises ConfigError if it is no number."""
+    name = next((name for name in names if name in own), None)
+    size = "1" if name is None else str(own[name])
+    if not re.fullmatch("[1-9][0-9]{0,5}", size):
+        raise ConfigError(f"engines.sglang.{name}: {size} is not a number of 1 or more")
+    return int(size)

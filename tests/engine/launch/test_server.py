@@ -4,6 +4,7 @@ import pytest
 
 from seer_sgl.config import FlagValue
 from seer_sgl.engine.launch.rank_count import ranks
+from seer_sgl.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,10 @@ def test_a_server_has_a_rank_per_tensor_part_and_pipeline_stage_of_each_copy(
     flags: dict[str, FlagValue], count: int
 ) -> None:
     assert ranks(flags) == count
+
+
+@pytest.mark.parametrize("size", ["two", 0, True, 1.5, [2]])
+def test_a_number_of_ranks_that_cannot_be_is_named(size: FlagValue) -> None:
+    for name in ("tp-size", "dp-size", "pp"):
+        with pytest.raises(ConfigError, match=rf"engines\.sglang\.{name}: .* is not a number"):
+            ranks({name: size})
