@@ -46,6 +46,8 @@ POOL_FLAGS = {
 def validate(config: Config) -> Iterator[Problem]:
     """Yields every problem, the most important first."""
     engines = config.engines
+    if engines.api_key == "":
+        yield "engines.api_key", "an empty token"
     yield from engines.problems()
     yield from _check_pool(config.kv_pool, engines)
     yield from _check_draft(config.draft, engines)

@@ -63,7 +63,7 @@ def exec_engine(arguments: list[str]) -> NoReturn:
     if _value([*defaults, *flags], "--host") is None:
         defaults += ["--host", LOOPBACK[0]]  # overrides a host in SGLang's own --config file
     if not {"-h", "--help"} & set(flags):
-        _check([*defaults, *flags], API_KEY in environment)
+        _check([*defaults, *flags], bool(environment.get(API_KEY)))
         if fleet is not None:
             host = _value([*defaults, *flags], "--host")
             pool = asyncio.run(_pool(config.kv_pool, host in LOOPBACK))
@@ -125,8 +125,9 @@ def _check(flags: list[str], has_api_key: bool) -> None:
         require_model(model)
     elif _value(flags, "--config") is None:  # SGLang's own file may name the model
         raise ConfigError("engine: --model-path is missing")
-    host = _value(flags, "--host") or LOOPBACK[0]
-    if host not in LOOPBACK and not has_api_key and _value(flags, "--api-key") is None:
+    host = _value(flags, "--host")
+    host = LOOPBACK[0] if host is None else host  # an empty one is every address
+    if host not in LOOPBACK and not has_api_key and not _value(flags, "--api-key"):
         raise ConfigError(f"engine: --host {host} listens beyond loopback: set {API_KEY}")
     port = _value(flags, "--port") or str(SGLANG_DEFAULT_PORT)
     if not port.isdigit():

@@ -190,6 +190,9 @@ def test_an_engine_of_its_own_has_no_pool_and_no_link(become: Any, fleet: Path) 
             r"kv_pool\.master: nothing answers at 127\.0\.0\.1:9",
         ),
         (("api_key: K", ""), ["--host", "10.0.0.1"], "--host 10.0.0.1 listens beyond loopback"),
+        (("api_key: K", ""), ["--host="], "--host  listens beyond loopback"),
+        (("api_key: K", ""), ["--host=::", "--api-key="], "--host :: listens beyond loopback"),
+        (("api_key: K", "api_key: ''"), [], r"engines\.api_key: an empty token"),
         (("path: ", "path: /nowhere"), [], r"model\.path: /nowhere.* does not exist"),
     ],
 )
@@ -200,6 +203,7 @@ def test_a_fleet_that_cannot_be_is_refused_in_one_line(
     complaint: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv(API_KEY, "")  # SGLang takes an empty key for none
     monkeypatch.delenv(LINK_TOKEN, raising=False)
     if "LINK_TOKEN" not in complaint:
         monkeypatch.setenv(LINK_TOKEN, "secret")
