@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Problem = tuple[str, str]  # key path, problem
+TOKEN = "a token has printable ASCII characters only"  # SGLang compares no others
 USERINFO = re.compile(r"""://[^/?#\s"'<>,{}]*@""")
 # Masked in reports (masking.py), or the user's own patterns.
 FREE_TEXT = ("engines.environment", "sampling")
@@ -28,6 +29,11 @@ def invalid_values(tree: Any, key: str = "") -> Iterator[Problem]:
             yield key, "text with a NUL character or half a surrogate pair"
         if USERINFO.search(tree) and not key.startswith(FREE_TEXT):
             yield key, "a URL with a user name or password, which would end up in logs"
+
+
+def is_token(text: str) -> bool:
+    """Returns whether HTTP carries a bearer token: the file of a secret may end with a newline."""
+    return text.isascii() and text.isprintable()
 
 
 def is_text(text: str) -> bool:

@@ -13,7 +13,9 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.connector import Connection
 from typing_extensions import override
 
+from seer_sgl.config.values import TOKEN, is_token
 from seer_sgl.errors import ConfigError
+from seer_sgl.link.contract import API_KEY
 
 # SGLang's uvicorn closes an idle connection after 5 s; reusing one at that moment loses a request.
 KEEPALIVE_S = 4.0
@@ -42,7 +44,12 @@ BUSY_SHARE = 0.75
 
 
 def open_session(api_key: str | None = None) -> aiohttp.ClientSession:
-    """Returns the HTTP session that all engines of a fleet share; an async context manager."""
+    """Returns the HTTP session that all engines of a fleet share; an async context manager.
+
+    Raises ConfigError for a key that HTTP cannot carry.
+    """
+    if api_key is not None and not is_token(api_key):
+        raise ConfigError(f"{API_KEY} or engines.api_key: {TOKEN}")
     raise_file_limit()
     reuse = aiohttp.TraceConfig()
     reuse.on_connection_reuseconn.append(_reused)

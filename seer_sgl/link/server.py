@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 from aiohttp import WSMsgType, web
 
+from seer_sgl.config.values import TOKEN, is_token
 from seer_sgl.errors import ConfigError
 from seer_sgl.link import contract
 
@@ -51,11 +52,13 @@ def shared_token(peer: str, key: str = "engines.link") -> str:
     """Returns the token of a link whose two ends are started separately, from the environment.
 
     `peer`: the name of the other end. `key`: the config key that requires the link. Raises
-    ConfigError if the environment has no token.
+    ConfigError if the environment has no token, or one that HTTP cannot carry.
     """
     token = os.environ.get(contract.LINK_TOKEN)
     if not token:
         raise ConfigError(f"{key}: set {contract.LINK_TOKEN}, the same value as for the {peer}")
+    if not is_token(token):
+        raise ConfigError(f"{contract.LINK_TOKEN}: {TOKEN}")
     return token
 
 

@@ -345,6 +345,18 @@ async def test_a_link_that_cannot_be_is_named_before_any_engine_is_asked(
             await start_fleet(config, tmp_path)
 
 
+@pytest.mark.parametrize("token", ["secret\n", "k\u00e4se", "\udcff"])
+@pytest.mark.parametrize("name", [contract.API_KEY, contract.LINK_TOKEN])
+async def test_a_token_that_http_cannot_carry_is_named_before_any_engine_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, token: str
+) -> None:
+    monkeypatch.setenv(contract.LINK_TOKEN, "secret")
+    monkeypatch.setenv(name, token)
+    link = f"127.0.0.1:{free_port()}"
+    with pytest.raises(ConfigError, match=f"^{name}.*: a token has printable ASCII characters"):
+        await start_fleet(joined("http://127.0.0.1:9", link=link), tmp_path)
+
+
 async def test_a_missing_sglang_is_one_line_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
