@@ -1,6 +1,7 @@
 """The command line: the commands of `seer-sgl`, and how their errors end the process."""
 
 import contextlib
+import errno
 import json
 import logging
 import sys
@@ -366,6 +367,11 @@ def exiting() -> Iterator[None]:
     except SeerError as error:
         complain(str(error))
         sys.exit(error.exit_status)
+    except OSError as error:  # standard output goes to a file
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        complain(str(error.strerror))
+        sys.exit(1)
     except (KeyboardInterrupt, click.exceptions.Abort):  # click turns the first into the second
         complain("interrupted")
         sys.exit(INTERRUPTED)

@@ -1,6 +1,7 @@
 """The command line without engines: every mistake gives one line and exit status 2."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from seer_sgl.cli import cli, main
+from seer_sgl.cli import cli, exiting, main
 from seer_sgl.engine.launch.process import server_flags
 
 MODEL_CONFIG = {
@@ -161,6 +162,17 @@ def test_sglang_flags_pass_through_untouched() -> None:
 
 def test_unknown_commands_and_options_are_usage_errors(rollout: Rollout) -> None:
     assert rollout("--nope")[0] == CliRunner().invoke(cli, ["nope"]).exit_code == 2
+
+
+def test_an_output_on_a_full_disk_is_one_line_and_status_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(SystemExit) as ended, exiting():
+        os.write(full, b"a table")
+    os.close(full)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "seer-sgl: No space left on device\n"
 
 
 def test_the_version_is_that_of_the_package() -> None:
