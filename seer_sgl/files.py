@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,9 +105,11 @@ class LineFile:
 
 
 def make_out_folder(out: Path) -> None:
-    """Makes the folder of `--out`. Raises ConfigError."""
+    """Makes the folder of `--out`. Raises ConfigError, also if it takes no files."""
     with using_out(out):
         out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
 
 
 def out_has(out: Path, name: str) -> bool:

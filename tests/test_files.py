@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from seer_sgl.files import LineFile, write_whole
+from seer_sgl.errors import ConfigError
+from seer_sgl.files import LineFile, make_out_folder, write_whole
 
 
 def test_a_line_that_does_not_fit_leaves_no_trace(tmp_path: Path) -> None:
@@ -74,3 +75,8 @@ def test_the_first_line_is_written_although_no_more_files_may_be_opened(tmp_path
             taken.close()
     file.close()
     assert file.path.read_bytes() == b"a line\n"
+
+
+def test_a_folder_that_takes_no_files_is_refused_before_the_work() -> None:
+    with pytest.raises(ConfigError, match=r"^--out /proc: "):
+        make_out_folder(Path("/proc"))

@@ -253,8 +253,6 @@ def _new_samples_file(out: Path, overwrite: bool) -> Path:
     if out_has(out, SAMPLES) and not overwrite:
         raise ConfigError(f"--out {out}: {samples} exists; use another folder or --overwrite")
     with using_out(out):
-        with tempfile.TemporaryFile(dir=out):
-            pass
         if samples.exists():
             samples.open("ab").close()
     return samples
