@@ -185,7 +185,7 @@ def _explain(complaint: str, where: Mapping[str, str], kind: type[Section]) -> s
 
 def key_and_message(complaint: str) -> tuple[str, str]:
     """Returns the key path (may be empty) and the problem of a msgspec message."""
-    message, _, path = complaint.partition(" - at `$")
+    message, _, path = complaint.replace("at `key` in `$", "at `$").partition(" - at `$")
     message = message.replace("`", "")
     return path.rstrip("`").lstrip("."), message[:1].lower() + message[1:]
 
