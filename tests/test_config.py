@@ -166,6 +166,10 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             "kv_pool: {backend: auto, master: 'h:1'}",
             r":1: kv_pool\.master: only for backend: mooncake",
         ),
+        (
+            "kv_pool: {backend: file, master: 'h:1'}",
+            r":1: kv_pool\.master: only for backend: mooncake",
+        ),
         ("kv_pool: {memory: 1}", r":1: kv_pool\.memory: expected str"),
         ("kv_pool: {ssd_path: s}", r":1: kv_pool\.ssd_path: removed; a Mooncake of your own"),
         ("kv_pool: {namespace: 2024-13-45}", "month must be in 1"),

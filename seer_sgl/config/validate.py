@@ -77,7 +77,7 @@ def _check_pool(pool: KvPoolConfig, engines: Engines) -> Iterator[Problem]:
             yield f"engines.sglang.{flag}", f"the KV pool sets it; use {key}"
     if pool.host_ratio is not None and pool.host_ratio <= 1 and engines.keeps_host_copies:
         yield "kv_pool.host_ratio", f"at most 1 only with engines.sglang.{HOST_MODE}: {BUFFER_ONLY}"
-    if pool.backend == "auto" and pool.master is not None:
+    if pool.backend != "mooncake" and pool.master is not None:
         yield "kv_pool.master", "only for backend: mooncake"
     if pool.backend == "file":
         if pool.open_ports:
