@@ -120,6 +120,8 @@ def _check_bench(config: BenchConfig) -> Iterator[tuple[str, str]]:
         yield "bench.urls", "launch: external needs this key"
     if config.scheduling.policy != "seer":
         yield "scheduling.policy", "each arm sets its own policy"
+    if config.scheduling.lengths is not None:
+        yield "scheduling.lengths", "no arm has a prior, and oracle takes those of the workload"
 
 
 def load_from_options(

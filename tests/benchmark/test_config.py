@@ -78,6 +78,7 @@ def test_where_no_arm_remains_the_first_reason_is_told() -> None:
     [
         (PLAIN, "sampling.top_k=0", "--set sampling.top_k=0: sampling.top_k: must be -1"),
         (PLAIN, "engines.link=h", "engines.link: 'h' is not of the form host:port"),
+        (PLAIN, "scheduling.lengths=f", "scheduling.lengths: no arm has a prior"),
         ("plain=a:1", "bench.rounds=1", "engines.urls: 'a:1' is not of the form"),
         ("fast=http://a:1", "bench.rounds=1", "bench.urls: invalid enum value 'fast'"),
         (PLAIN, "bench.urls.pool=[b:1]", "bench.urls.pool: 'b:1' is not of the form"),
