@@ -246,9 +246,7 @@ async def test_a_process_that_has_the_id_of_an_ended_one_is_left_alone(tmp_path:
 
 
 @pytest.mark.parametrize("turns", range(3))
-async def test_who_is_cancelled_as_a_process_ends_does_not_go_on(
-    tmp_path: Path, turns: int
-) -> None:
+async def test_who_is_cancelled_as_a_process_ends_stops(tmp_path: Path, turns: int) -> None:
     ended = asyncio.Event()
     process: Any = SimpleNamespace(pid=1 << 30, returncode=None, wait=ended.wait)  # no such id
     stopping = asyncio.create_task(OwnedProcess(process, tmp_path / "log").stop())

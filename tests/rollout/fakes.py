@@ -12,7 +12,8 @@ from seer_sgl import Rollout
 from seer_sgl.driver.journal.folder import JournalFolder
 from seer_sgl.driver.journal.records import Ended, Returned
 from seer_sgl.driver.journal.stored import read, records
-from seer_sgl.types import Group, Sample
+from seer_sgl.rollout.trajectories import Client
+from seer_sgl.types import Group, Prompt, Sample
 from tests.fake_sglang import FakeSGLang, response_of, serving
 
 CHUNK = 8
@@ -20,6 +21,8 @@ LONGEST = 60
 LIMIT = 50
 N = 4
 SEED = 3
+TURNS = 3  # of a trajectory
+RESULT = [7, 8, 9]  # tokens of a tool
 PROMPTS: list[dict[str, Any]] = [{"id": f"p{i}", "prompt_ids": [5] * (3 + i)} for i in range(6)]
 
 
@@ -165,3 +168,13 @@ def journal_now(path: Path) -> JournalNow:
                 if record.finish is not None:
                     finished.add(record.seed)
     return JournalNow(finished, begun, tokens)
+
+
+async def turns(prompt: Prompt, client: Client) -> list[Sample]:
+    """Generates some turns, each followed by the result of a tool."""
+    samples: list[Sample] = []
+    ids = list(prompt.prompt_ids)
+    for _ in range(TURNS):
+        samples.append(await client.generate(ids))
+        ids += [*samples[-1].response_ids, *RESULT]
+    return samples

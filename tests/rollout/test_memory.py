@@ -8,8 +8,7 @@ from typing_extensions import override
 
 from seer_sgl import Observer, Rollout
 from seer_sgl.types import Group, Request
-from tests.rollout.fakes import PROMPTS, fakes
-from tests.rollout.test_trajectories import turns
+from tests.rollout.fakes import PROMPTS, fakes, turns
 from tests.support.waiting import until
 
 GROUPS = 6

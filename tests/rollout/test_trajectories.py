@@ -13,21 +13,19 @@ from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.errors import ConfigError, InputError, PromptError, RolloutError
 from seer_sgl.rollout.trajectories import Client
 from seer_sgl.types import Prompt, Sample
-from tests.rollout.fakes import LONGEST, PROMPTS, SEED, N, Refusing, fakes, whole
+from tests.rollout.fakes import (
+    LONGEST,
+    PROMPTS,
+    RESULT,
+    SEED,
+    TURNS,
+    N,
+    Refusing,
+    fakes,
+    turns,
+    whole,
+)
 from tests.support.waiting import until
-
-TURNS = 3
-RESULT = [7, 8, 9]  # tokens of a tool
-
-
-async def turns(prompt: Prompt, client: Client) -> list[Sample]:
-    """Generates some turns, each followed by the result of a tool."""
-    samples: list[Sample] = []
-    ids = list(prompt.prompt_ids)
-    for _ in range(TURNS):
-        samples.append(await client.generate(ids))
-        ids += [*samples[-1].response_ids, *RESULT]
-    return samples
 
 
 async def rolled(config: Any, function: Any = turns) -> dict[str, list[Any]]:
