@@ -35,6 +35,7 @@ KINDS: Sequence[dict[str, Any]] = (
     {"temperature": 1.0, "presence_penalty": 0.5, "max_new_tokens": 40},
     {"frequency_penalty": 0.3, "repetition_penalty": 1.3, "top_p": 0.9, "max_new_tokens": 40},
     {"temperature": 1.0, "regex": "( [0-9]){30} ok"},
+    {"temperature": 1.0, "regex": "( [0-9]){9}", "ignore_eos": True},  # the grammar has an end
 )
 LONGEST = 160
 LATE = 5  # the last kinds, most of them short, which join the batch of the others
