@@ -4,11 +4,13 @@ These are the tokens for the index, the ranks' agreement, the attention mask, an
 stand-ins for SGLang's operators.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typing_extensions import override
 
 from seer_sgl.draft.drafter import Drafter
 from seer_sgl.draft.replica import Replica
@@ -59,6 +61,33 @@ def test_steps_without_drafting_are_made_up_for() -> None:
     assert engine.step([req], [8], [[10, 11]]) == [8, 9, 10, 11]
     req.output_ids += [12, 13]
     assert engine.step([req], [11], [[14]]) == [12, 13, 14], "the last token is not booked yet"
+
+
+class Text(list[int]):
+    """A text that counts the tokens that are read."""
+
+    read = 0
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        self.read += len(self)
+        return super().__iter__()
+
+    @override
+    def __getitem__(self, key: Any) -> Any:
+        part = super().__getitem__(key)
+        self.read += len(part) if isinstance(part, list) else 1
+        return part
+
+
+def test_a_step_reads_only_the_tokens_that_the_index_lacks_of_a_long_response() -> None:
+    engine, req = Engine(), request("a", list(range(500)))
+    req.origin_input_ids, req.output_ids = Text(req.origin_input_ids), Text(req.output_ids)
+    engine.step([req], [503], [[499]])
+    req.output_ids += [8, 9, 10]  # two skipped steps, and the last one
+    req.origin_input_ids.read = req.output_ids.read = 0
+    assert engine.step([req], [506], [[10]]) == [8, 9, 10]
+    assert req.origin_input_ids.read + req.output_ids.read == 3
 
 
 def test_tokens_that_were_taken_back_start_the_row_again() -> None:

@@ -152,5 +152,5 @@ def _newest(
     tail = run[run_len - late : run_len]
     if early <= 0:
         return tail[late - count :]
-    ids = [*req.origin_input_ids, *req.output_ids][total - count : total - late]
-    return np.concatenate((np.array(ids, np.int32), tail))
+    first = total - count - len(req.origin_input_ids)  # the index has the whole input
+    return np.concatenate((np.array(req.output_ids[first : first + early], np.int32), tail))
