@@ -328,7 +328,9 @@ class Replica:
         self._grown.clear()
         if self._connected:
             self._connected = False
-            self._open_all()
+            self._to_open.update(
+                (group, None) for group in self._store.groups.values() if group.reported
+            )
         if self._to_open:
             for groups in grouped((group.name, self._lengths(group)) for group in self._to_open):
                 send(Open(groups))
@@ -345,12 +347,6 @@ class Replica:
             if everything or not log.own
         }
 
-    def _open_all(self) -> None:
-        """Schedules an Open of every group that was reported to the hub."""
-        for group in self._store.groups.values():
-            if group.reported:
-                self._to_open[group] = None
-
     def _housekeep(self) -> None:
         groups = self._store.groups
         long_ago = self._now - IDLE_S
@@ -360,7 +356,8 @@ class Replica:
         if self._overflowed or self._now >= self._resync_at:
             self._overflowed = False
             self._resync_at = self._now + RESYNC_S
-            self._open_all()
+            for group in groups.values():
+                self._ask(group)
 
     def _leave(self, groups: list[StoredGroup]) -> None:
         """Reports to the hub that this engine no longer serves these groups."""

@@ -45,6 +45,18 @@ def test_what_finds_the_queue_full_is_asked_for_again(monkeypatch: pytest.Monkey
     assert engine.pass_time(2.0) == [Open({"g": {0: 0, 1: 2}})]
 
 
+def test_what_has_no_room_is_not_asked_for_at_every_resync() -> None:
+    engine, hub = Engine(max_tokens=100), Hub(PLENTY)
+    engine.replica.begin("g", 0, PROMPT, [])
+    hub.receive("b", Deltas([delta("g", 1, 0, *range(200))]))
+    for _ in range(59):
+        for message in engine.pass_time(1.0):
+            hub.receive("a", message)
+        while (answer := hub.take("a")) is not None:
+            engine.receive(answer)
+    assert engine.replica.facts()["refused_tokens"] == 2 * 200, "IDLE_S apart"
+
+
 def test_a_wanted_length_counts_as_much_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "MAX_WAITING", 1 << 18)
     small, large = Engine(), Engine()
