@@ -44,7 +44,7 @@ class _Log:
         self.sequence = sequence
         self.tokens = array("i")
         self.known: dict[_Peer, int] = {}
-        self.newest: Delta | None = None  # the last one sent: most peers lack the same tokens
+        self.newest: Delta | None = None  # the last short one: most peers lack the same tokens
 
     def from_(self, position: int, most: int) -> Delta:
         """Returns at most `most` tokens from `position` on."""
@@ -52,7 +52,9 @@ class _Log:
         newest = self.newest
         if newest is None or newest.position != position or _end(newest) != end:
             tokens = self.tokens[position:end].tobytes()
-            newest = self.newest = Delta(self.group, self.sequence, position, tokens)
+            newest = Delta(self.group, self.sequence, position, tokens)
+            if end - position <= LOG_TOKENS:  # a longer one is memory that nothing counts
+                self.newest = newest
         return newest
 
 

@@ -1,5 +1,6 @@
 """The hub sends each peer every token that it lacks, once and in order; no message harms it."""
 
+import tracemalloc
 from array import array
 from typing import Any
 
@@ -104,6 +105,17 @@ def test_who_comes_late_gets_what_it_lacks_in_messages_of_bounded_size(hub: Hub)
             assert piece.position == len(replica[piece.sequence])
             replica[piece.sequence].frombytes(piece.tokens)
     assert {number: list(tokens) for number, tokens in replica.items()} == tokens_of(hub, "g")
+
+
+def test_what_was_sent_to_who_came_late_takes_no_memory(hub: Hub) -> None:
+    hub.receive("a", deltas(*pieces("g", 0, array("i", range(100_000)), 0)))
+    hub.receive("late", opened(g={}))
+    tracemalloc.start()
+    try:
+        assert taken(hub, "late")
+        assert tracemalloc.get_traced_memory()[0] < 40_000, "400,000 bytes were sent"
+    finally:
+        tracemalloc.stop()
 
 
 def test_many_long_names_go_out_in_messages_of_bounded_size() -> None:
