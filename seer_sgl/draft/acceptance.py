@@ -15,6 +15,7 @@ from .tree import Accepted
 
 CLASSES = 6  # of positions, and of match lengths: 1, 2, 3-4, 5-8, 9-16, 17 and more
 PRIOR = 20.0  # expected draft tokens, and accepted ones, that a class starts with
+LEAST = 1.0  # and that it keeps: else one observation would decide on a class long not seen
 HALF_LIFE = 2000.0  # expected draft tokens after which an observation counts half
 
 
@@ -61,9 +62,9 @@ class Acceptance:
             tally.tried,
             tally.accepted,
         )
-        kept = 0.5 ** ((self._expected.sum() - before) / HALF_LIFE)
-        self._expected *= kept
-        self._accepted *= kept
+        faded = 1 - 0.5 ** ((self._expected.sum() - before) / HALF_LIFE)
+        self._expected += faded * (LEAST - self._expected)
+        self._accepted += faded * (LEAST - self._accepted)
 
 
 @part

@@ -65,3 +65,13 @@ def test_experience_fades() -> None:
     for _ in range(5000):
         acceptance.observe(drafts([CHAIN]), accepted([0, 1, 2, 3]), 9)
     assert acceptance.expected(drafts([CHAIN]))[0][0] > 0.9
+
+
+def test_one_draft_token_does_not_decide_on_a_class_long_not_seen() -> None:
+    acceptance, rare = Acceptance(8), drafts([CHAIN], match=40)
+    for _ in range(400):
+        acceptance.observe(drafts([CHAIN] * 100), accepted(*[[0, 1, 2, 3]] * 100), 9)
+    acceptance.observe(rare, accepted([0]), 9)
+    assert 0.2 < acceptance.expected(rare)[0][0] < 0.8
+    acceptance.observe(rare, accepted([0]), 9)
+    assert acceptance.expected(rare)[0][0] < 0.4, "but a few do"
