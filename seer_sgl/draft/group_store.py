@@ -12,6 +12,7 @@ from .messages import MAX_NUMBER, MAX_SEQUENCES
 # twice as many fork numbers as a group may have sequences.
 SEQUENCES = MAX_NUMBER // (2 * MAX_SEQUENCES) + 1
 FORKS = (MAX_NUMBER + 1) // SEQUENCES
+LEAST_TURN = 64  # tokens; fewer may begin two responses by chance
 MAX_GROUPS = 1 << 14  # an index takes three pages and its objects, 15 kB, however few its tokens
 
 
@@ -68,12 +69,16 @@ class StoredGroup:
         self.ask_at = now  # seconds; earliest time of the next Open to the hub
 
     def continued(self, sequence: int, response: "array[int]") -> Log | None:
-        """Returns the longest idle log of the sequence or a fork that the response starts with."""
+        """Returns the longest idle log of the sequence or a fork that the response starts with.
+
+        Of a new sequence also that of another: a turn of a conversation has all turns before it.
+        """
         best: Log | None = None
+        new = sequence not in self.logs
         for number, log in self.logs.items():
             known = len(log.tokens)
-            fits = number % SEQUENCES == sequence and not log.live
-            if fits and (best is None or known > len(best.tokens)):
+            fits = number % SEQUENCES == sequence or (new and known >= LEAST_TURN)
+            if fits and not log.live and (best is None or known > len(best.tokens)):
                 best = log if response[:known] == log.tokens else best
         return best
 

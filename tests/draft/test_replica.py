@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from seer_sgl.draft import group_store
 from seer_sgl.draft.drafter import Drafter
 from seer_sgl.draft.group_store import SEQUENCES
+from seer_sgl.draft.hub import Hub
 from seer_sgl.draft.messages import (
     FRAME_BYTES,
     MAX_NAME,
@@ -28,7 +29,7 @@ from seer_sgl.draft.messages import (
 )
 from seer_sgl.draft.replica import DRAIN_TOKENS, IDLE_S, RESYNC_S, Replica, Scope
 from seer_sgl.link.contract import INDEX_BYTES
-from tests.draft.replicas import PROMPT, Engine, delta
+from tests.draft.replicas import PLENTY, PROMPT, Engine, delta, tokens_of
 
 
 def test_what_is_decoded_here_is_sent_in_one_message_a_flush() -> None:
@@ -129,6 +130,44 @@ def test_a_running_call_is_not_touched_by_what_a_lost_engine_had_gone_further() 
     engine.receive(Deltas([delta("g", 3, 0, 5, 7, 8)]))
     assert engine.index() == [[5, 6, 9], [5, 7, 8]]
     engine.check()
+
+
+def test_a_turn_continues_the_tokens_of_the_turn_before_it() -> None:
+    """Each turn is a request of its own, whose response begins with all turns before it."""
+    engine, hub = Engine(), Hub(PLENTY)
+    text = list[int]()
+    for turn in range(10):
+        slot = engine.replica.begin("g", turn, PROMPT, text)
+        answer = range(1000 * turn, 1000 * turn + 100)
+        engine.decode(slot, *answer)
+        engine.replica.end(slot)
+        for _ in range(3):
+            for message in engine.pass_time(1.0):
+                hub.receive("a", message)
+            while (reply := hub.take("a")) is not None:
+                engine.receive(reply)
+        text = [*text, *answer, 7, 8, 9]  # from a tool
+    assert engine.index() == [text[:-3]]
+    assert tokens_of(hub, "g") == {0: text[:-3]}
+    engine.check()
+
+
+def test_two_continuations_of_one_turn_at_once_do_not_mix() -> None:
+    engine, turn = Engine(), list(range(100))
+    engine.replica.end(engine.replica.begin("g", 0, PROMPT, turn))
+    slots = [engine.replica.begin("g", sample, PROMPT, turn) for sample in (1, 2)]
+    engine.decode(slots[0], 6)
+    engine.decode(slots[1], 7)
+    assert engine.index() == [[*turn, 6], [*turn, 7]]
+    engine.check()
+
+
+def test_a_response_that_begins_like_a_short_sibling_leaves_it_alone() -> None:
+    engine = Engine()
+    engine.replica.begin("g", 9, PROMPT, [])
+    engine.receive(Deltas([delta("g", 0, 0, 5, 6)]))
+    engine.decode(engine.replica.begin("g", 1, PROMPT, [5, 6, 7]), 8)
+    assert engine.index() == [[], [5, 6], [5, 6, 7, 8]]
 
 
 def test_two_calls_of_one_sequence_at_once_do_not_mix() -> None:
