@@ -309,6 +309,7 @@ class Group(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     counted: bool = False
     longest: int | None = None
     undivided: bool = False
+    _leading: int = 0  # requests before this position are finished: none is looked at twice
 
     def __post_init__(self) -> None:
         self.image_tokens = self.prompt.image_tokens
@@ -326,11 +327,19 @@ class Group(msgspec.Struct, kw_only=True, eq=False, weakref=True):
         self.counted, self.image_tokens = False, self.prompt.image_tokens
 
     @property
+    def finished(self) -> bool:
+        """Whether all trajectories so far are finished."""
+        requests = self.requests
+        while self._leading < len(requests):
+            if requests[self._leading].state is not RequestState.FINISHED:
+                return False
+            self._leading += 1
+        return True
+
+    @property
     def complete(self) -> bool:
         """Whether all trajectories are finished and no more can be added."""
-        return not self.growing and all(
-            request.state is RequestState.FINISHED for request in self.requests
-        )
+        return not self.growing and self.finished
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -2,7 +2,14 @@
 
 import pytest
 
-from seer_sgl.types import ChunkReply, RequestState, WeightSpan, logprob_array, token_array
+from seer_sgl.types import (
+    ChunkReply,
+    Request,
+    RequestState,
+    WeightSpan,
+    logprob_array,
+    token_array,
+)
 from tests.helpers import made_sample, make_group, make_reply
 
 
@@ -49,3 +56,29 @@ def test_given_tokens_and_those_without_a_verification_are_not_in_the_accept_len
         request.append(reply)
     assert request.generated == 37
     assert made_sample(request).accept_length == 2.5
+
+
+def test_a_group_of_many_requests_looks_at_no_finished_one_again() -> None:
+    looks = 0
+
+    class Looked:
+        def __init__(self, request: Request) -> None:
+            self._request = request
+
+        @property
+        def state(self) -> RequestState:
+            nonlocal looks
+            looks += 1
+            return self._request.state
+
+    group = make_group(n=100)
+    requests, seen = group.requests, [Looked(request) for request in group.requests]
+    group.requests = seen  # type: ignore[assignment]
+    for request in requests:
+        assert not group.complete
+        request.finish("stop", None, 1.0)
+    assert group.complete
+    assert looks < 3 * len(requests)
+    group.growing = True
+    assert group.finished
+    assert not group.complete

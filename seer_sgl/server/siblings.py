@@ -8,7 +8,7 @@ import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 
-from seer_sgl.types import Group, Request, RequestState
+from seer_sgl.types import Group, Request
 
 from .calls import Call
 
@@ -32,7 +32,6 @@ class OpenGroup:
         self.active_at = now
         self.holds = 0
         self.interrupted = False
-        self._unfinished = 0  # the requests before this position are finished
 
     @property
     def full(self) -> bool:
@@ -42,14 +41,7 @@ class OpenGroup:
 
     def busy(self) -> bool:
         """Returns whether one of its requests is unfinished and will be sent."""
-        if self.group.withdrawn:
-            return False
-        requests = self.group.requests
-        while self._unfinished < len(requests):
-            if requests[self._unfinished].state is not RequestState.FINISHED:
-                return True
-            self._unfinished += 1
-        return False
+        return not (self.group.withdrawn or self.group.finished)
 
 
 class Siblings:

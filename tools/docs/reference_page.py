@@ -115,7 +115,7 @@ def _is_data(value: Any) -> bool:
 
 def _fields(cls: Any) -> tuple[str, ...]:
     fields: tuple[str, ...] = getattr(cls, "__struct_fields__", None) or cls._fields
-    return fields
+    return tuple(field for field in fields if not field.startswith("_"))
 
 
 def _errors(errors: dict[str, Any]) -> Iterator[str]:
