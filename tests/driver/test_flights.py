@@ -4,6 +4,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from seer_sgl.driver.flights import Flight, Flights
 from seer_sgl.errors import EngineError
 from seer_sgl.types import Chunk
@@ -40,3 +42,30 @@ async def test_to_wait_for_chunks_that_land_one_by_one_takes_few_looks_at_each()
             await asyncio.sleep(0)
         await waiting
     assert looks < 10 * COUNT
+
+
+async def test_the_chunks_on_an_engine_are_found_without_a_look_at_those_on_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended, ends = asyncio.Queue[Flight](), asyncio.Event()
+
+    async def generate(chunk: Chunk, on_tokens: object) -> None:
+        await ends.wait()
+        raise EngineError("it failed")
+
+    engine: Any = SimpleNamespace(generate=generate, info=None)
+    engines = {"e0": engine, "e1": engine}
+    flights = Flights(engines, lambda: 0.0, lambda _, reply: reply, ended.put_nowait, 60.0)
+    monkeypatch.setattr(Flights, "__iter__", None)
+    requests = make_group(n=5).requests
+    run: Any = None
+    async with asyncio.TaskGroup() as tasks:
+        for number, request in enumerate(requests):
+            flights.send(tasks, run, chunk_on(f"e{number % 2}", request))
+        on = {name: [flight.chunk.request for flight in flights.on(name)] for name in ("e0", "e1")}
+        assert on == {"e0": requests[::2], "e1": requests[1::2]}
+        assert not list(flights.on("e2"))
+        ends.set()
+        for _ in requests:
+            flights.land(await ended.get())
+    assert not list(flights.on("e0"))
