@@ -43,10 +43,11 @@ class TokenStream:
 
 
 def joined(first: ChunkReply, second: ChunkReply) -> ChunkReply:
-    """Returns a copy of the second reply with the tokens of both."""
+    """Returns a copy of the second reply with the tokens of both, in the arrays of the first: new
+    arrays at each of many events would take ever longer."""
+    first.ids.extend(second.ids)
+    first.logprobs.extend(second.logprobs)
+    first.weight_spans.extend(second.weight_spans)
     return msgspec.structs.replace(
-        second,
-        ids=first.ids + second.ids,
-        logprobs=first.logprobs + second.logprobs,
-        weight_spans=first.weight_spans + second.weight_spans,
+        second, ids=first.ids, logprobs=first.logprobs, weight_spans=first.weight_spans
     )

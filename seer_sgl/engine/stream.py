@@ -61,11 +61,10 @@ class StreamedReply:
             self._end(meta, meta.finish_reason)
             return None
         wire.check_rid(meta.id, self._chunk)
-        known = len(self._tokens)
-        self._tokens = self._whole(meta)
+        new = self._new(meta)
+        self._tokens += new
         if len(self._tokens) != meta.completion_tokens:
             raise Unreadable(f"{len(self._tokens)} tokens of {meta.completion_tokens}")
-        new = self._tokens[known:]
         if not new:
             return None
         wire.check_count(len(self._tokens), self._chunk)
@@ -73,19 +72,19 @@ class StreamedReply:
         version = [WeightSpan(meta.weight_version, len(new))]
         return ChunkReply(ids=ids, logprobs=logprobs, weight_spans=version, finish="abort")
 
-    def _whole(self, meta: Meta) -> list[Token]:
-        """Returns all tokens so far, including the tokens of this event."""
+    def _new(self, meta: Meta) -> list[Token]:
+        """Returns the tokens of an event that no event before it had."""
         tokens, known = meta.output_token_logprobs, len(self._tokens)
         if len(tokens) < meta.completion_tokens or not known:
-            return self._tokens + tokens
+            return tokens
         if [token.id for token in tokens[:known]] != [token.id for token in self._tokens]:
             raise Unreadable("the event changes tokens that were sent before")
-        return self._tokens + tokens[known:]
+        return tokens[known:]
 
     def _end(self, meta: Meta, finish: Finish) -> None:
         if finish.type == "abort" and finish.status_code is not None:
             raise Refused(finish.status_code, finish.message or "aborted")
-        meta.output_token_logprobs = self._whole(meta)
+        meta.output_token_logprobs = self._tokens + self._new(meta)
         self.reply = wire.checked_reply(meta, self._chunk, self._vocab_size, len(self._tokens))
 
 
