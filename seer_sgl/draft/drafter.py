@@ -43,7 +43,7 @@ class Drafter:
     """The indexes of all groups of an engine. For one thread.
 
     `min_probability`: the minimum probability of a drafted path; the default is the best of
-    `bench.draft_replay`. Raises ValueError for a token outside 0..2^18-1 or a sequence number
+    `bench.draft_replay`. Raises ValueError for a token outside 0..2^19-1 or a sequence number
     outside 0..2^31-1. If a group is not open, every method except `close` raises KeyError.
     """
 
