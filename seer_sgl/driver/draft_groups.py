@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing_extensions import override
 
 from seer_sgl.draft.group_store import SEQUENCES
+from seer_sgl.link.contract import MOST_SIBLINGS, draft_group
 from seer_sgl.link.hub import DraftSink
 from seer_sgl.types import Chunk, Failure, Group, Prompt
 
@@ -19,10 +20,11 @@ Responses = Callable[[Prompt], Sequence["array[int]"]]
 class DraftKeeper(Observer):
     """Sends the earlier responses and the end of each group to the draft hub.
 
-    Groups are identified by uid, because two rollouts may use the same group id. With the first
-    chunk of a group, two kinds of responses are sent: the tokens that a journal has restored, and
-    the history, which is the responses of earlier epochs to the prompt. The history is numbered
-    from HISTORY_FROM on, beyond the requests of a group that may still grow.
+    Groups are identified by uid, because two rollouts may use the same group id; a very large one
+    has several names (`draft_group`). With the first chunk of a group, two kinds of responses are
+    sent: the tokens that a journal has restored, and the history, which is the responses of earlier
+    epochs to the prompt. The history is numbered from HISTORY_FROM on, beyond the requests of a
+    group that may still grow.
     """
 
     def __init__(self, drafts: DraftSink, history: Responses = lambda _: ()) -> None:
@@ -38,12 +40,19 @@ class DraftKeeper(Observer):
             for request in group.requests:
                 if request.generated:
                     # A copy: the hub's client keeps it, and the response may grow.
-                    self._drafts.load(group.uid, request.index, request.response_ids[:])
+                    name = draft_group(group.uid, request.index)
+                    self._drafts.load(name, request.index, request.response_ids[:])
             for number, response in enumerate(self._history(group.prompt), HISTORY_FROM):
-                self._drafts.load(group.uid, number, response)
+                for name in _parts(group):
+                    self._drafts.load(name, number, response)
 
     @override
     def closed(self, group: Group, failure: Failure | None) -> None:
         if group.uid in self._begun:
             self._begun.discard(group.uid)
-            self._drafts.done(group.uid)
+            for name in _parts(group):
+                self._drafts.done(name)
+
+
+def _parts(group: Group) -> list[str]:
+    return [draft_group(group.uid, at) for at in range(0, len(group.requests), MOST_SIBLINGS)]

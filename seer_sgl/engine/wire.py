@@ -25,6 +25,7 @@ from seer_sgl.link.contract import (
     Natural,
     PluginReport,
     Positive,
+    draft_group,
 )
 from seer_sgl.routed_experts import ExpertShape
 from seer_sgl.types import (
@@ -273,7 +274,7 @@ def sampling_params(
     origin: dict[str, Any] = {}
     if drafting:
         origin = {
-            "group": request.group.uid,
+            "group": draft_group(request.group.uid, request.index),
             "sample": request.index,
             PROMPT_LEN: request.prompt_len,
         }

@@ -49,6 +49,7 @@ LONGEST = "longest"  # in ORIGIN of a call with images: the most tokens of promp
 ALGORITHM = "SEER_GROUP"  # SGLang's name of grouped drafting
 
 INDEX_BYTES = 100  # per token, for the draft index and its log
+MOST_SIBLINGS = 2048  # that draft from one another: with forks, an index has MAX_SEQUENCES
 
 
 class DraftSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,6 +116,12 @@ class PluginReport(msgspec.Struct):
     waiting: list[str] = []
     experts: ExpertShape | None = None
     images: bool = False
+
+
+def draft_group(group: str, index: int) -> str:
+    """Returns the name of those requests of a group that draft from one another."""
+    part = index // MOST_SIBLINGS
+    return f"{group}/{part}" if part else group
 
 
 def rank_instance(instance: str | None, dp_rank: int, dp_size: int) -> str | None:

@@ -11,7 +11,9 @@ import pytest
 from seer_sgl.config import parse
 from seer_sgl.driver.checks import check_engines
 from seer_sgl.driver.draft_groups import HISTORY_FROM, DraftKeeper
+from seer_sgl.engine.wire import sampling_params
 from seer_sgl.errors import ConfigError
+from seer_sgl.link.contract import MOST_SIBLINGS, ORIGIN
 from seer_sgl.rollout.history import read_history
 from seer_sgl.types import Group
 from tests.helpers import LEFT, make_group, make_reply
@@ -88,6 +90,22 @@ def test_history_comes_with_the_first_chunk_as_sequences_after_the_groups_own() 
     send(keeper, group, 1)
     send(keeper, group, 0)
     assert hub.heard == [("g", HISTORY_FROM, [5]), ("g", HISTORY_FROM + 1, [6])]
+
+
+def test_a_group_of_more_samples_than_an_index_takes_drafts_in_parts() -> None:
+    hub, group = FakeHub(), make_group("g", n=2 * MOST_SIBLINGS + 1)
+    keeper = DraftKeeper(hub, lambda _: [array("i", [5])])
+    group.requests[MOST_SIBLINGS].append(make_reply(1, first=7))
+    send(keeper, group, 0)
+    keeper.closed(group, LEFT)
+    parts = ["g", "g/1", "g/2"]
+    history = [(part, HISTORY_FROM, [5]) for part in parts]
+    assert hub.heard == [("g/1", MOST_SIBLINGS, [7]), *history, *parts]
+    sent = [
+        sampling_params(chunk_on("a", group.requests[index]), drafting=True)
+        for index in (MOST_SIBLINGS - 1, MOST_SIBLINGS)
+    ]
+    assert [params["custom_params"][ORIGIN]["group"] for params in sent] == parts[:2]
 
 
 def test_samples_are_found_by_their_prompt(tmp_path: Path) -> None:
