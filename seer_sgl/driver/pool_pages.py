@@ -10,6 +10,8 @@ from seer_sgl.types import Chunk, Failure, Group, Request, RequestState, Sample
 from .engine import Engine, PluginLink
 from .observer import Observer
 
+SOON = 16  # tokens; most siblings differ sooner
+
 
 class PageReleaser(Observer):
     """Releases the pool pages of finished requests.
@@ -50,9 +52,12 @@ class PageReleaser(Observer):
                 self._link.forget(instance, request.uid, request.prompt_len)
 
     def _release(self, group: Group) -> None:
-        if group.growing:  # a later sibling may begin with the same tokens
+        waiting = self._waiting.get(group.uid)
+        # A later sibling may begin with the same tokens, and so may one without any; of many
+        # siblings the last ones begin last.
+        if group.growing or not waiting or any(map(_is_blank, reversed(group.requests))):
             return
-        waiting = self._waiting.pop(group.uid, [])
+        del self._waiting[group.uid]
         unfinished = [r for r in group.requests if r.state is not RequestState.FINISHED]
         remaining = [request for request in waiting if not self._released(request, unfinished)]
         if remaining:
@@ -80,9 +85,15 @@ class PageReleaser(Observer):
         return engine.info.instance if engine.info.pool is not None else None
 
 
+def _is_blank(request: Request) -> bool:
+    return not request.generated and request.state is not RequestState.FINISHED
+
+
 def common_prefix(first: "array[int]", second: "array[int]") -> int:
     """Returns the number of leading tokens that both sequences share."""
     low, high = 0, min(len(first), len(second))
+    if first[:SOON] != second[:SOON]:
+        high = min(high, SOON)
     while low < high:
         middle = (low + high + 1) // 2
         if first[low:middle] == second[low:middle]:

@@ -5,8 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 
-from seer_sgl.driver.pool_pages import PageReleaser
+from seer_sgl.driver import pool_pages
+from seer_sgl.driver.pool_pages import PageReleaser, common_prefix
 from seer_sgl.types import Group
 from tests.helpers import LEFT, made_sample, make_group
 from tests.support.infos import chunk_on, info
@@ -64,6 +66,37 @@ def test_nothing_goes_while_a_sibling_may_still_begin_alike() -> None:
     continues(pages, group, 1)
     continues(pages, group, 1)
     assert link.forgotten == [("i", "g.0", 12)]
+
+
+def test_many_siblings_are_compared_only_once_all_of_them_have_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = 0
+
+    def counted(first: "array[int]", second: "array[int]") -> int:
+        nonlocal compared
+        compared += 1
+        return common_prefix(first, second)
+
+    monkeypatch.setattr(pool_pages, "common_prefix", counted)
+    pages, link = releaser()
+    group = make_group(n=100, prompt_len=10)
+    for index in range(100):  # each has its first chunk, and every second one ends there
+        continues(pages, group, index)
+        respond(group, index, *range(index, index + 20))
+        if index % 2:
+            finish(pages, group, index)
+    assert len(link.forgotten) == 50
+    assert compared == 50 * 50, "not at each chunk that is sent"
+
+
+def test_the_common_prefix_is_found_wherever_it_ends() -> None:
+    ids = array("i", range(100))
+    for end in (0, 1, 15, 16, 17, 99):
+        other = ids[:]
+        other[end] = -1
+        assert common_prefix(ids, other) == common_prefix(other[: end + 1], ids) == end
+        assert common_prefix(ids, ids[:end]) == end
 
 
 def test_the_last_of_a_group_leaves_its_prompt() -> None:
