@@ -217,10 +217,11 @@ class Driver:
         self._raise_if_ended()
         if version is not None:
             self._monitor.weight_version = version
+        stale = self.stale
         self._monitor.version_unknown = {
             info.engine_id: info.instance
             for info in self.engines
-            if version is None and info.engine_id not in self.stale
+            if version is None and info.engine_id not in stale
         }
         self._monitor.updates += 1
         self._scheduler.forget_kv()
@@ -297,10 +298,11 @@ class Driver:
             )
         if not present:
             return
+        stale = self.stale
         if self._monitor.version_unknown and info.weights not in {
             other.weights
             for other in present
-            if other.weights is not None and other.engine_id not in self.stale
+            if other.weights is not None and other.engine_id not in stale
         }:
             raise ConfigError(
                 f"engine {info.engine_id}: the weights were updated without a version, so it is "

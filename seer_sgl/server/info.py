@@ -90,7 +90,7 @@ class Info:
         process groups and rank offsets from that, and miles compares them with its own.
         """
         info = await self._asked("/server_info")
-        infos = self._service.infos()
+        infos, stale = self._service.infos(), self._service.driver.stale
         ranks = sum(engine.ranks for engine in infos)
         info |= {"tp_size": ranks, "pp_size": 1, "host": http.url.host, "port": http.url.port}
         info["max_total_num_tokens"] = sum(engine.max_total_num_tokens for engine in infos)
@@ -102,7 +102,7 @@ class Info:
                     "ranks": engine.ranks,
                     "weight_version": engine.weight_version,
                     "serves": self._service.serves(engine.engine_id),
-                    "stale": self._service.driver.stale.get(engine.engine_id),
+                    "stale": stale.get(engine.engine_id),
                 }
                 for engine in infos
             ],

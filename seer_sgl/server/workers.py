@@ -4,7 +4,7 @@ A client of a router calls the workers that it lists, past the router. So the on
 list is this server: what a client asks of it, it does for all engines.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -46,7 +46,8 @@ class Workers:
     async def all(self, http: web.Request) -> web.Response:
         """This server as the only worker, and the engines by their ids."""
         kinds = {"prefill_count": 0, "decode_count": 0, "regular_count": 1}
-        engines = [self._described(info) for info in self._infos()]
+        stale = self._service.driver.stale
+        engines = [self._described(info, stale) for info in self._infos()]
         answer = {"workers": [self._itself(http)], "total": 1, "stats": kinds, "engines": engines}
         return json_response(answer)
 
@@ -55,7 +56,9 @@ class Workers:
         if name == SERVER:
             return json_response(self._itself(http))
         engine = self._service.engine(name)
-        return _missing(name) if engine is None else json_response(self._described(engine.info))
+        if engine is None:
+            return _missing(name)
+        return json_response(self._described(engine.info, self._service.driver.stale))
 
     async def generate(self, http: web.Request) -> web.Response:
         """SGLang's /generate on one worker, unmodified, which also shows what its weights are."""
@@ -137,8 +140,8 @@ class Workers:
             },
         }
 
-    def _described(self, info: EngineInfo) -> dict[str, Any]:
-        """Returns an engine as the router describes a worker."""
+    def _described(self, info: EngineInfo, stale: Mapping[str, str]) -> dict[str, Any]:
+        """Returns an engine as the router describes a worker. `stale`: of the driver."""
         worker = {
             **_worker(info.engine_id, info.url, info.model_path),
             "is_healthy": self._service.serves(info.engine_id),
@@ -151,9 +154,8 @@ class Workers:
                 "weight_version": info.weight_version,
             },
         }
-        stale = self._service.driver.stale.get(info.engine_id)
-        if stale is not None:
-            worker["metadata"] |= {"stale": stale}
+        if info.engine_id in stale:
+            worker["metadata"] |= {"stale": stale[info.engine_id]}
         if info.engine_id in self._service.backend.leaving:
             worker["job_status"] = {
                 "job_type": "RemoveWorker",
