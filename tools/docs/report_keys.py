@@ -73,8 +73,13 @@ KEYS: Mapping[str, str] = {
     "drafting.engines[].verified_steps": "decode steps with drafts, of all widths",
     "drafting.engines[].draft_cpu_s": "as above",
     "drafting.engines[].received_tokens": "tokens received from the hub",
-    "drafting.engines[].refused_tokens": "tokens from the hub that did not continue what was there",
-    "drafting.engines[].lost_messages": "messages of the hub that did not arrive",
+    "drafting.engines[].refused_tokens": (
+        "tokens from the hub that were dropped: `draft.memory` had no room, the group had 4,096 "
+        "sequences, or they are not in the vocabulary"
+    ),
+    "drafting.engines[].lost_messages": (
+        "messages of the hub that found 16 MiB of others waiting; their tokens are asked for again"
+    ),
     "drafting.engines[].wait_s.mean": (
         "mean time until received tokens were in the index, s; an idle engine lets them wait"
     ),
