@@ -21,7 +21,10 @@ from .compiled import array_at, int64, part
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
-MAX_TOKEN = (1 << 19) - 1  # below what SGLang has for images (MM_PAD_SHIFT_VALUE)
+# A state and a token share the hash's 64-bit key. The largest token is below those that SGLang has
+# for images (MM_PAD_SHIFT_VALUE).
+TOKEN_BITS = 19
+MAX_TOKEN = (1 << TOKEN_BITS) - 1
 
 # A state's row, 32 bytes. State 0 is the empty context.
 LENGTH, LINK, COUNT, SOURCE, TOKEN, NEXT, EDGE, CHILDREN = range(8)
@@ -262,7 +265,7 @@ def _enter(index: Index, edge: int) -> None:
 @part
 def _hash(state: int, token: int) -> int:
     # Multiplicative hashing. Both are cast, because numba mixes int64 and uint64 to a float.
-    key = (np.uint64(state) << np.uint64(19)) | np.uint64(token)
+    key = (np.uint64(state) << np.uint64(TOKEN_BITS)) | np.uint64(token)
     return int64((key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33))
 
 
