@@ -6,7 +6,7 @@ import logging
 import aiohttp
 
 from seer_sgl.engine_types import EngineInfo, ServerPhase, ServerState
-from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError
+from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError, first_line
 from seer_sgl.processes.restarts import Incidents, Restarts
 from seer_sgl.processes.supervisor import is_due
 from seer_sgl.timing import DEFAULT, Timing
@@ -128,7 +128,7 @@ class EngineSupervisor:
         except Exception as error:  # of any kind: the others are watched all the same
             if not isinstance(error, EngineStartError | ConfigError | OSError):
                 logger.exception("%s was not started", restarts.name)
-            why = str(error).partition("\n")[0].rstrip(":")
+            why = first_line(error).rstrip(":")
             own = not isinstance(error, EngineDelayed)
             restarts.ended(why, loop.time(), ready=False, own=own)
         finally:
