@@ -1,7 +1,9 @@
 """When the servers of engines are restarted, on a launcher that has no place for them."""
 
 import asyncio
+import contextlib
 import errno
+from collections.abc import AsyncIterator
 from functools import partial
 
 import pytest
@@ -36,20 +38,29 @@ class Away(Launcher):
         raise EngineDelayed(engine_id, "Ray gives it no place: its head is away")
 
 
-async def test_an_engine_for_which_there_is_no_place_is_never_quarantined() -> None:
-    launcher = Away()
+@contextlib.asynccontextmanager
+async def supervised(launcher: Away, tries: int) -> AsyncIterator[EngineSupervisor]:
+    """Yields the supervisor of one engine, which the launcher has been asked for so many times."""
     async with open_session() as session:
         supervisor = EngineSupervisor(launcher, session)
         supervisor.add_late(info("e0"), "the cluster has no room")
         watching = asyncio.create_task(supervisor.run())
         await asyncio.sleep(0)
-        for tries in range(1, 2 * MOST_FAILURES):
+        for tried in range(1, tries + 1):
             jump(DEFAULT.restart_most_s)
-            await until(partial(launcher.tried, tries))
+            await until(partial(launcher.tried, tried))
+        try:
+            yield supervisor
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
+
+
+async def test_an_engine_for_which_there_is_no_place_is_never_quarantined() -> None:
+    launcher = Away()
+    async with supervised(launcher, 2 * MOST_FAILURES - 1) as supervisor:
         assert supervisor.server("e0").phase is ServerPhase.ENDED
         assert supervisor.server("e0").why == "engine e0: Ray gives it no place: its head is away"
-        watching.cancel()
-        await asyncio.wait({watching})
 
 
 class Defective(Away):
@@ -69,14 +80,7 @@ async def test_a_launcher_that_fails_in_any_way_quarantines_an_engine_and_no_oth
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     launcher = Defective()
-    async with open_session() as session:
-        supervisor = EngineSupervisor(launcher, session)
-        supervisor.add_late(info("e0"), "the cluster has no room")
-        watching = asyncio.create_task(supervisor.run())
-        await asyncio.sleep(0)
-        for tries in range(1, MOST_FAILURES + 1):
-            jump(DEFAULT.restart_most_s)
-            await until(partial(launcher.tried, tries))
+    async with supervised(launcher, MOST_FAILURES) as supervisor:
         jump(DEFAULT.restart_most_s)
         await until(lambda: "engine e0 was not ended" in caplog.messages)
         assert supervisor.server("e0").phase is ServerPhase.QUARANTINED
@@ -84,5 +88,3 @@ async def test_a_launcher_that_fails_in_any_way_quarantines_an_engine_and_no_oth
         supervisor.add_late(info("e1"), "the cluster has no room")
         jump(DEFAULT.restart_most_s)
         await until(partial(launcher.tried, MOST_FAILURES + 1))
-        watching.cancel()
-        await asyncio.wait({watching})
