@@ -1,7 +1,6 @@
 """The shipped model, sampled through SGLang, meets its acceptance criteria."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -9,13 +8,12 @@ import pytest
 from bench.reasoner.evaluate import failed_criteria, measure, read
 from seer_sgl import Rollout
 from seer_sgl.rollout.samples import SampleWriter
-from tests.e2e.conftest import HELD_OUT, external
-from tests.e2e.held_out import texts
+from tests.e2e.conftest import HELD_OUT
+from tests.e2e.held_out import texts, tokenizer
 from tests.e2e.rig import Rig
 
-pytestmark = pytest.mark.shared_engines
 
-
+@pytest.mark.shared_engines
 @pytest.mark.long
 async def test_held_out_responses_are_long_tailed_correlated_right_and_different(
     rig: Rig, tmp_path: Path
@@ -38,20 +36,10 @@ async def test_held_out_responses_are_long_tailed_correlated_right_and_different
     assert report["retractions"] == 0
 
 
-async def test_chat_messages_and_token_ids_give_the_samples_of_the_text(
-    engine_urls: list[str],
-) -> None:
+@pytest.mark.process
+def test_chat_messages_are_the_tokens_of_the_text() -> None:
     (text,) = texts(1)
     question = text.removeprefix("<bos> ").removesuffix(" <think>")
-    config = external(engine_urls, sampling={"max_response_len": 100}, rollout={"seed": 5})
-    prompts: list[dict[str, Any]] = [
-        {"prompt": text},
-        {"messages": [{"role": "user", "content": question}]},
-        {"prompt_ids": list(Rollout(config).read_prompts(HELD_OUT)[0].prompt_ids)},
-    ]
-    ways = []
-    for prompt in prompts:
-        async with Rollout(config) as rollout:  # a new one: a second run would draw other seeds
-            (group,) = [g async for g in rollout.run([prompt | {"id": "same", "n": 4}])]
-            ways.append([list(sample.response_ids) for sample in group.samples])
-    assert ways[0] == ways[1] == ways[2]
+    reader = tokenizer()
+    chat = [{"role": "user", "content": question}]
+    assert reader.apply_chat_template(chat) == reader.encode(text)
