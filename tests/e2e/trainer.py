@@ -7,8 +7,7 @@ import base64
 import io
 import json
 import sys
-import threading
-import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -21,45 +20,11 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
 from seer_sgl.processes.child import free_port
+from tests.e2e.calls import post
 
 TIMEOUT_S = 240.0
 GROUP = "trainer"
 Weights = list[tuple[str, torch.Tensor]]
-
-
-def post(url: str, path: str, **fields: Any) -> dict[str, Any]:
-    """Returns the JSON answer of a control call, which must succeed."""
-    request = urllib.request.Request(
-        url + path, json.dumps(fields).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
-        answer: dict[str, Any] = json.loads(reply.read())
-    return answer
-
-
-class Posted(threading.Thread):
-    """A control call in the background, while the trainer takes part in its collective."""
-
-    def __init__(self, url: str, path: str, **fields: Any) -> None:
-        super().__init__()
-        self._call = (url, path, fields)
-        self._answer: dict[str, Any] | Exception = {}
-        self.start()
-
-    def run(self) -> None:
-        """Makes the call."""
-        url, path, fields = self._call
-        try:
-            self._answer = post(url, path, **fields)
-        except Exception as error:
-            self._answer = error
-
-    def answer(self) -> dict[str, Any]:
-        """Returns the answer. Raises the call's error."""
-        self.join()
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer
 
 
 def joined(port: int, world_size: int) -> Any:
@@ -83,37 +48,41 @@ def joined(port: int, world_size: int) -> Any:
 
 
 def broadcast(url: str, weights: Weights, ranks: int, version: str | None) -> None:
-    """Sends the weights through a process group, in two buckets."""
+    """Sends the weights through a process group, in two buckets.
+
+    The calls wait in the background, while the trainer takes part in their collectives.
+    """
     port = free_port()
-    making = Posted(
-        url,
-        "/init_weights_update_group",
-        master_address="127.0.0.1",
-        master_port=port,
-        rank_offset=1,
-        world_size=1 + ranks,
-        group_name=GROUP,
-        backend="gloo",
-    )
-    group = joined(port, 1 + ranks)
-    making.answer()
-    half = len(weights) // 2
-    for bucket in (weights[:half], weights[half:]):
-        update = Posted(
-            url,
-            "/update_weights_from_distributed",
-            names=[name for name, _ in bucket],
-            dtypes=[str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
-            shapes=[list(tensor.shape) for _, tensor in bucket],
+    with ThreadPoolExecutor() as calls:
+        making = calls.submit(
+            post,
+            f"{url}/init_weights_update_group",
+            master_address="127.0.0.1",
+            master_port=port,
+            rank_offset=1,
+            world_size=1 + ranks,
             group_name=GROUP,
-            weight_version=version,
+            backend="gloo",
         )
-        for _, tensor in bucket:
-            torch.distributed.broadcast(tensor, src=0, group=group)
-        update.answer()
-    leaving = Posted(url, "/destroy_weights_update_group", group_name=GROUP)
-    torch.distributed.destroy_process_group(group)
-    leaving.answer()
+        group = joined(port, 1 + ranks)
+        making.result()
+        half = len(weights) // 2
+        for bucket in (weights[:half], weights[half:]):
+            update = calls.submit(
+                post,
+                f"{url}/update_weights_from_distributed",
+                names=[name for name, _ in bucket],
+                dtypes=[str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
+                shapes=[list(tensor.shape) for _, tensor in bucket],
+                group_name=GROUP,
+                weight_version=version,
+            )
+            for _, tensor in bucket:
+                torch.distributed.broadcast(tensor, src=0, group=group)
+            update.result()
+        leaving = calls.submit(post, f"{url}/destroy_weights_update_group", group_name=GROUP)
+        torch.distributed.destroy_process_group(group)
+        leaving.result()
 
 
 def send_tensors(url: str, weights: Weights, entries: int, version: str | None) -> None:
@@ -125,8 +94,7 @@ def send_tensors(url: str, weights: Weights, entries: int, version: str | None) 
         ForkingPickler(pickled).dump([(name, tensor.clone()) for name, tensor in weights])
         serialized.append(base64.b64encode(pickled.getvalue()).decode())
     post(
-        url,
-        "/update_weights_from_tensor",
+        f"{url}/update_weights_from_tensor",
         serialized_named_tensors=serialized,
         weight_version=version,
     )
@@ -136,11 +104,11 @@ def main(*, url: str, model: str, kind: str, ranks: int, version: str, session: 
     """Sends the weights in a model's folder."""
     weights = sorted(load_file(f"{model}/model.safetensors").items())
     if session:
-        post(url, "/begin_weight_update")
+        post(f"{url}/begin_weight_update")
     send = broadcast if kind == "distributed" else send_tensors
     send(url, weights, ranks, version)
     if session:
-        post(url, "/end_weight_update")
+        post(f"{url}/end_weight_update")
 
 
 if __name__ == "__main__":
