@@ -176,18 +176,20 @@ def bind(root: psutil.Process, cores: set[int]) -> None:
 
 
 @contextlib.contextmanager
-def draft_hub(addresses: str) -> Iterator[None]:
+def draft_hubs(addresses: str, *options: str) -> Iterator[list["subprocess.Popen[bytes]"]]:
     """Runs `seer-sgl drafthub` at each host:port, separated by commas, with the environment's
-    token; stops all at the end."""
+    token; yields the processes and kills those that run at the end."""
     with contextlib.ExitStack() as stack:
+        hubs = []
         for address in addresses.split(","):
             host, _, port = address.rpartition(":")
-            command = [*SEER_SGL, "drafthub", "--host", host, "--port", port]
+            command = [*SEER_SGL, "drafthub", "--host", host, "--port", port, *options]
             process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
             stack.callback(process.kill)
             assert process.stdout is not None
             assert process.stdout.readline() == f"{READY} {address}\n".encode()
-        yield
+            hubs.append(process)
+        yield hubs
 
 
 def external(urls: list[str], **sections: dict[str, Any]) -> dict[str, Any]:

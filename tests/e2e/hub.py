@@ -1,9 +1,6 @@
-"""A draft hub in a separate process, and a hostile client of it."""
+"""What a draft hub reports, and a hostile client of it."""
 
-import asyncio
 import contextlib
-import os
-import signal
 from array import array
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
@@ -12,68 +9,18 @@ import aiohttp
 import psutil
 
 from seer_sgl.draft.messages import MAX_ENTRIES, MAX_NUMBER, Delta, Deltas, Done, Open
-from seer_sgl.link import contract, messages
+from seer_sgl.link import messages
 from seer_sgl.link.server import PATH
-from tests.e2e.conftest import SEER_SGL
 
 
-class HubProcess:
-    """`seer-sgl drafthub` at an address; it can be started and ended many times."""
-
-    def __init__(self, address: str, memory: str, token: str) -> None:
-        self.address = address
-        self._memory, self._token = memory, token
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def running(self) -> bool:
-        """Whether its process runs."""
-        return self._process is not None
-
-    async def start(self) -> None:
-        """Starts the process and waits until it listens."""
-        port = self.address.rpartition(":")[2]
-        command = [*SEER_SGL, "drafthub", "--port", port, "--memory", self._memory]
-        self._process = await asyncio.create_subprocess_exec(
-            *command,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, contract.LINK_TOKEN: self._token},
-        )
-        assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        assert line.decode() == f"draft hub ready on {self.address}\n"
-
-    async def end(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """Ends the process with a signal. Returns its exit status."""
-        assert self._process is not None
-        self._process.send_signal(number)
-        await self._process.communicate()
-        status, self._process = self._process.returncode, None
-        assert status is not None
-        return status
-
-    async def facts(self) -> dict[str, Any]:
-        """Returns the hub's own report, and its resident bytes as `rss`."""
-        assert self._process is not None
-        headers = {"Authorization": f"Bearer {self._token}"}
-        async with (
-            aiohttp.ClientSession(headers=headers) as session,
-            session.get(f"http://{self.address}/drafts") as reply,
-        ):
-            rss = psutil.Process(self._process.pid).memory_info().rss
-            return {**await reply.json(), "rss": rss}
-
-
-@contextlib.asynccontextmanager
-async def hub_process(address: str, memory: str, token: str) -> AsyncIterator[HubProcess]:
-    """Yields a running HubProcess and ends it at the end."""
-    process = HubProcess(address, memory, token)
-    try:
-        await process.start()
-        yield process
-    finally:
-        if process.running:
-            await process.end()
+async def facts(address: str, token: str, pid: int) -> dict[str, Any]:
+    """Returns a hub's own report, and the resident bytes of its process as `rss`."""
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session,
+        session.get(f"http://{address}/drafts") as reply,
+    ):
+        rss = psutil.Process(pid).memory_info().rss
+        return {**await reply.json(), "rss": rss}
 
 
 async def attack(address: str, token: str, victims: Iterable[str]) -> None:

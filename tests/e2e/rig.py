@@ -27,7 +27,7 @@ from tests.e2e.conftest import (
     MODEL,
     SERVER_FLAGS,
     SGLANG,
-    draft_hub,
+    draft_hubs,
     external,
     servers,
     two_cores,
@@ -95,7 +95,7 @@ class Rig:
 
     def open_hub(self) -> None:
         """Starts the draft hub."""
-        self._hub.enter_context(draft_hub(self.hub))
+        self._hub.enter_context(draft_hubs(self.hub))
 
     def close_hub(self) -> None:
         """Ends the draft hub."""

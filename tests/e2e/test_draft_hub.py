@@ -5,8 +5,8 @@ tests/draft/test_replica_healing.py has messages that are lost, doubled and swap
 """
 
 import asyncio
+import contextlib
 import random
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +23,9 @@ from seer_sgl.engine import wire
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult
 from tests.e2e.compare import Samples, assert_identical, collected, roll, rolled
-from tests.e2e.conftest import HELD_OUT
+from tests.e2e.conftest import HELD_OUT, draft_hubs
 from tests.e2e.draws import control, steps
-from tests.e2e.hub import attack, hub_process
+from tests.e2e.hub import attack, facts
 from tests.e2e.rig import TOKEN, WHOLE, Rig
 from tests.helpers import Returns
 
@@ -192,31 +192,37 @@ async def test_a_hub_that_is_killed_restarted_and_attacked_changes_no_token(
 ) -> None:
     whole = await rig.undivided(PROMPTS, sampling=WHOLE)
     gate = Gate(monkeypatch, shut_after=RESTART_AFTER)
-    with rig.without_hub():
+    with rig.without_hub(), contextlib.ExitStack() as hubs:
         before = children()
-        async with hub_process(rig.hub, MEMORY, TOKEN) as hub:
-            async with Rollout(fleet(rig), placement=AlwaysElsewhere()) as rollout:
-                prompts = rollout.read_prompts(HELD_OUT)[:PROMPTS]
-                run = asyncio.ensure_future(collected(rollout.run(prompts, [gate])))
 
-                async def until(condition: Callable[[], object]) -> None:
-                    while not condition():
-                        assert not run.done(), run.result()
-                        await asyncio.sleep(POLL_S)
+        def start_hub() -> int:
+            """Returns the process id of a hub that serves. It takes seconds to start."""
+            (hub,) = hubs.enter_context(draft_hubs(rig.hub, "--memory", MEMORY))
+            return hub.pid
 
-                await until(lambda: gate.returns >= KILL_AFTER)
-                first = await hub.facts()
-                await hub.end()
-                await until(lambda: gate.shut)
-                await hub.start()
-                had = await received(rollout)
-                gate.open()
-                await attack(hub.address, TOKEN, list(gate.groups)[:2])
-                flooded = await hub.facts()
-                samples = await run
-                has = await received(rollout)
-                second, report = await hub.facts(), rollout.report()
-            assert await hub.end(signal.SIGTERM) == 0
+        pid = start_hub()
+        async with Rollout(fleet(rig), placement=AlwaysElsewhere()) as rollout:
+            prompts = rollout.read_prompts(HELD_OUT)[:PROMPTS]
+            run = asyncio.ensure_future(collected(rollout.run(prompts, [gate])))
+
+            async def until(condition: Callable[[], object]) -> None:
+                while not condition():
+                    assert not run.done(), run.result()
+                    await asyncio.sleep(POLL_S)
+
+            await until(lambda: gate.returns >= KILL_AFTER)
+            first = await facts(rig.hub, TOKEN, pid)
+            hubs.close()  # kills it
+            await until(lambda: gate.shut)
+            pid = await asyncio.to_thread(start_hub)
+            had = await received(rollout)
+            gate.open()
+            await attack(rig.hub, TOKEN, list(gate.groups)[:2])
+            flooded = await facts(rig.hub, TOKEN, pid)
+            samples = await run
+            has = await received(rollout)
+            second, report = await facts(rig.hub, TOKEN, pid), rollout.report()
+        hubs.close()
         assert children() == before
     assert_identical(whole, samples)
     assert report["lost_chunks"] == 0

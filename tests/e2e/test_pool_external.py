@@ -23,7 +23,7 @@ from tests.e2e.compare import (
 )
 from tests.e2e.conftest import (
     HELD_OUT,
-    draft_hub,
+    draft_hubs,
     each_rank_on_a_core,
     external,
     servers,
@@ -65,7 +65,7 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
         fleet = tmp_path / "fleet.yaml"
         fleet.write_text(yaml.safe_dump(config))
         with (
-            draft_hub(config["draft"]["hub"]),
+            draft_hubs(config["draft"]["hub"]),
             servers(urls, [["--fleet", str(fleet)]] * 2, tmp_path, RANKS),
         ):
             assert_on_loopback(at_least=16)
