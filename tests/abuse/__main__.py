@@ -22,10 +22,11 @@ from typing import Any
 import aiohttp
 
 from seer_sgl.engine.session import raise_file_limit
+from tests.e2e.served import Serving
 
 from .honest import Answer, Clients, Job, jobs, reference
 from .hostile import ANYONE, Evil, Hostile
-from .rig import Serving, plain_engine, serving
+from .rig import plain_engine, serving
 from .watch import Watch
 
 HONEST = 12  # clients at once

@@ -13,7 +13,8 @@ from seer_sgl.engine.launch.process import engine_environment
 from seer_sgl.processes.child import free_port
 from tests.e2e.calls import post
 from tests.e2e.chats import MESSAGES, TEXT
-from tests.e2e.conftest import MODEL, ROOT, SEER_SGL
+from tests.e2e.conftest import MODEL, ROOT
+from tests.e2e.served import serving_all
 from tests.support.programs import running, wait_for
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]
@@ -26,20 +27,9 @@ ASK = {"model": "any", "seed": 3}
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a server with two engines of its own."""
-    port = free_port()
-    logs = tmp_path_factory.mktemp("serve")
-    command = [*SEER_SGL, "serve", "--config", "configs/cpu-seer.yaml", "--log-dir", str(logs)]
-    for setting in (
-        f"server.port={port}",
-        "scheduling.chunk_tokens=64",
-        "engines.sglang.tool-call-parser=qwen",
-    ):
-        command += ["--set", setting]
-    log = logs / "serve.log"
-    with running(command, log, engine_environment(None)) as process:
-        url = f"http://127.0.0.1:{port}"
-        wait_for(f"{url}/health", process, log)
-        yield url
+    settings = ["engines.sglang.tool-call-parser=qwen"]
+    with serving_all(tmp_path_factory.mktemp("serve"), settings, engine_environment(None)) as it:
+        yield it.url
 
 
 @pytest.mark.parametrize("backend", ["sglang", "sglang-oai", "sglang-oai-chat"])
