@@ -8,6 +8,7 @@ import msgspec
 import psutil
 
 from tests.listening import family
+from tests.support.processes import lives
 
 SAMPLE_S = 2.0
 PARTS = 4  # of the time
@@ -57,7 +58,7 @@ class Watch:
         return [
             self._names.get(process.pid, "the server")
             for process in (self._server, *self._others)
-            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+            if not lives(process)
         ]
 
     def parts(self) -> list[Part]:

@@ -16,6 +16,7 @@ from seer_sgl.rollout.rollout import Rollout
 from tests.e2e.conftest import SERVER_FLAGS, external, servers, two_urls
 from tests.server.field_values import Json, completions, fields, generate, others, parameters
 from tests.server.helpers import Served, served_config
+from tests.support.processes import lives
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 
@@ -68,5 +69,4 @@ async def test_no_value_of_any_field_ends_an_engine(
             print(dict(asked.statuses), "of", asked.statuses.total(), "pairs")
             assert not asked.failed
             assert (await it.generate(**generate({})))["meta_info"]["completion_tokens"] == 3
-        ended = [each for each in processes if not each.is_running() or each.status() == "zombie"]
-    assert not ended
+        assert all(map(lives, processes))
