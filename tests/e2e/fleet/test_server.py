@@ -8,6 +8,7 @@ import contextlib
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -22,6 +23,7 @@ from tests.e2e.held_out import texts
 from tests.e2e.rig import Rig
 from tests.server.helpers import Served, served_config
 from tests.server.scrape import scraped
+from tests.support.bodies import events_in
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.shared_engines
@@ -64,18 +66,15 @@ def dividable(body: Mapping[str, Any]) -> bool:
 async def answer(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Any:
     """Returns the reply of `/generate`; of a stream, the last event."""
     async with session.post(f"{url}/generate", json=body) as reply:
-        if not body.get("stream"):
-            assert reply.status == 200, await reply.text()
-            return await reply.json()
-        last: dict[str, Any] = {}
-        async for line in reply.content:
-            if line.startswith(b"data: {"):
-                event = json.loads(line[6:])
-                assert event["output_ids"][: len(last.get("output_ids", []))] == last.get(
-                    "output_ids", []
-                ), "an event takes no token back"
-                last = event
-        return last
+        text = await reply.text()
+        assert reply.status == 200, text
+    if not body.get("stream"):
+        return json.loads(text)
+    events = events_in(text)
+    for event, later in pairwise(events):
+        had = event["output_ids"]
+        assert later["output_ids"][: len(had)] == had, "an event takes no token back"
+    return events[-1]
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
