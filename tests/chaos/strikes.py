@@ -113,7 +113,8 @@ class Strikes:
 
     async def _kill_in_a_chunk(self, fault: Fault) -> str:
         await self._until_busy(fault.target)
-        return await self._killed(fault.target)
+        in_flight = self._kill(fault.target)
+        return f"{in_flight} chunks in flight; {await self._back(fault.target)}"
 
     async def _kill_in_a_prefill(self, _: Fault) -> str:
         try:
@@ -166,7 +167,7 @@ class Strikes:
 
     async def _kill_at_its_start(self, fault: Fault) -> str:
         await self._until_busy(fault.target)
-        first = await self._killed(fault.target, back=False)
+        in_flight = self._kill(fault.target)
         server = self._engine(fault.target)
         await until(lambda: server.server.phase is ServerPhase.STARTING, "it was not restarted")
         await asyncio.sleep(fault.seconds)
@@ -176,7 +177,8 @@ class Strikes:
         self._kill(fault.target)
         await until(lambda: server.server.starts > starts, "it was not started twice")
         back = await self._back(fault.target)
-        return f"{first}, and again {fault.seconds:.1f} s into its start; {back}"
+        again = f"again {fault.seconds:.1f} s into its start"
+        return f"{in_flight} chunks in flight, and {again}; {back}"
 
     async def _stop_engine(self, fault: Fault) -> str:
         await self._until_busy(fault.target)
@@ -221,11 +223,6 @@ class Strikes:
             elif fault.kind.deed in ("reset", "half-close"):
                 await until(lambda: wire.counts["connections"] > before, "nothing connected again")
         return evidence + (f", {in_flight} chunks in flight" if http else "")
-
-    async def _killed(self, engine_id: str, *, back: bool = True) -> str:
-        in_flight = self._kill(engine_id)
-        text = f"{in_flight} chunks in flight"
-        return f"{text}; {await self._back(engine_id)}" if back else text
 
     def _kill(self, engine_id: str) -> int:
         """Kills an engine's processes. Returns the chunks in flight there."""
