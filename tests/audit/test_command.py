@@ -230,6 +230,8 @@ async def test_prefills_are_compared_at_the_temperature_of_the_samples(
     assert passes(report)["prefill, alone"]["log_probs"]["tokens"] == 160
     assert passes(report)["prefill, alone"]["log_probs"]["max"] < 1e-6
     assert report["findings"][0].startswith("no differences beyond rounding")
+    at_one = await audited(tmp_path, samples, fake)
+    assert any("above all the temperature" in line for line in at_one["findings"])
 
 
 async def test_a_budget_bounds_the_tokens_and_says_what_it_left_out(tmp_path: Path) -> None:
