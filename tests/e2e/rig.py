@@ -94,11 +94,9 @@ class Rig:
         return self._undivided[key]
 
     def open_hub(self) -> None:
-        """Starts the draft hub."""
         self._hub.enter_context(draft_hubs(self.hub))
 
     def close_hub(self) -> None:
-        """Ends the draft hub."""
         self._hub.close()
 
     @contextlib.contextmanager

@@ -60,7 +60,6 @@ class Chunks(Returns):
 
 
 def config(**sections: Any) -> dict[str, Any]:
-    """Returns a config with one server of one rank."""
     flags = {**SGLANG, **sections.pop("sglang", {})}
     scheduling = {"chunk_tokens": 64, **sections.pop("scheduling", {})}
     samples = {"seed": 11, "n_samples_per_prompt": 6}
@@ -71,7 +70,6 @@ def config(**sections: Any) -> dict[str, Any]:
 
 
 def two_ranks(**sections: Any) -> dict[str, Any]:
-    """Returns a config with one server of two ranks."""
     own = config(sglang={"dp-size": 2, **sections.pop("sglang", {})}, **sections)
     own["engines"] |= two_ranks_on_cores(1)
     return own

@@ -168,16 +168,13 @@ class Gate(Returns):
 
     @property
     def shut(self) -> bool:
-        """Whether the gate is shut."""
         return not self._open.is_set()
 
     def open(self) -> None:
-        """Opens the gate."""
         self._open.set()
 
 
 def children() -> set[int]:
-    """Returns the pids of all child processes of this process."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 

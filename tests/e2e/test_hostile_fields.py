@@ -40,7 +40,6 @@ class Asked:
             await self.ask(path, body)
 
     async def ask(self, path: str, body: Json) -> None:
-        """Sends one body."""
         try:
             async with (
                 asyncio.timeout(ENOUGH_S),

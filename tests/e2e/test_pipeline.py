@@ -18,7 +18,6 @@ SINGLE = 20  # most requests that run alone
 
 
 def config(servers: int, **sections: Any) -> dict[str, Any]:
-    """Returns a config with a few short samples."""
     own = local(servers, sampling={"max_response_len": 48}, **sections)
     own["rollout"] |= {"n_samples_per_prompt": 3}
     return own

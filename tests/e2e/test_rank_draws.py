@@ -17,7 +17,6 @@ PROMPTS = 1
 
 
 def two_ranks(environment: dict[str, str], **sections: Any) -> dict[str, Any]:
-    """Returns a config with a server of two ranks."""
     own = local(1, sampling={"max_response_len": 400}, **sections)
     own["engines"] |= {"sglang": SGLANG | {"tp-size": 2}, **two_ranks_on_cores(1)}
     own["engines"]["environment"] |= environment

@@ -28,7 +28,6 @@ async def begun(it: Served, bodies: Sequence[dict[str, Any]]) -> list["asyncio.T
 
 
 def ended(tasks: Sequence["asyncio.Task[Any]"]) -> int:
-    """Returns how many requests have a reply."""
     return sum(task.done() for task in tasks)
 
 

@@ -114,7 +114,6 @@ class Polls(Observer):
 
 
 async def trained(log: Path, **arguments: Any) -> None:
-    """Runs a trainer that sends its weights."""
     with log.open("wb") as output:  # no pipe: torch's shared memory manager would hold it open
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.e2e.trainer", json.dumps(arguments)),

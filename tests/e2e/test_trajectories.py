@@ -29,7 +29,6 @@ class Recording:
         self._turns = turns
 
     async def generate(self, *ids: list[int], **sampling: Any) -> Sample:
-        """Generates a turn."""
         self._turns.append(await self._client.generate(*ids, **sampling))
         return self._turns[-1]
 

@@ -26,7 +26,6 @@ class TwoEngines:
 
     @property
     def urls(self) -> list[str]:
-        """Their URLs."""
         return [engine.info.url for engine in self.fleet.engines]
 
     @contextlib.asynccontextmanager

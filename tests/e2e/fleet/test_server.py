@@ -18,6 +18,7 @@ from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.scheduling.placement import Placement
 from tests.e2e.compare import LOGPROB_TOLERANCE, saved_steps
+from tests.e2e.draws import steps
 from tests.e2e.fleet.conftest import LONGEST, kinds
 from tests.e2e.held_out import texts
 from tests.e2e.rig import Rig
@@ -159,13 +160,16 @@ async def test_siblings_that_come_one_by_one_are_drafted_from_one_another(rig: R
         begun = [await answer(it.session, it.url, first)]
         return begun + await asyncio.gather(*(answer(it.session, it.url, b) for b in others))
 
-    steps, from_siblings, replies = [], [], []
+    async def forward_passes(it: Served) -> int:
+        return sum([await steps(it.session, url) for url in rig.urls])
+
+    passes, from_siblings, replies = [], [], []
     for window_s in (0.0, 5.0):
         async with through_us(few_at_once, group_window_s=window_s) as it:
-            before, drafted = await forward_steps(it), await sibling_drafts(it)
+            before, drafted = await forward_passes(it), await sibling_drafts(it)
             found = await asyncio.gather(*(answers(it, *requests) for requests in prompts))
             replies.append([reply for each in found for reply in each])
-            steps.append(await forward_steps(it) - before)
+            passes.append(await forward_passes(it) - before)
             from_siblings.append(await sibling_drafts(it) - drafted)
     alone, together = replies
     assert [r["output_ids"] for r in alone] == [r["output_ids"] for r in together]
@@ -174,17 +178,7 @@ async def test_siblings_that_come_one_by_one_are_drafted_from_one_another(rig: R
     assert len({reply["meta_info"]["seer"]["group"] for reply in alone}) == len(alone)
     assert from_siblings[0] == 0
     assert from_siblings[1] > 10  # of one of 16 verifications, which has up to 32 drafts
-    assert steps[1] < steps[0], "many tokens of a sibling are one step"
-
-
-async def forward_steps(it: Served) -> int:
-    """Returns the forward steps of all engines since their start."""
-    total = 0
-    for engine in it.service.fleet.engines:
-        work = await engine.work()
-        assert work is not None
-        total += work.forward_steps
-    return total
+    assert passes[1] < passes[0], "many tokens of a sibling are one step"
 
 
 async def sibling_drafts(it: Served) -> int:
