@@ -17,11 +17,11 @@ from typing_extensions import override
 from seer_sgl.types import Group, Request
 
 from .lengths import GroupLengths, KnownLengths
-from .policy import GUARD_EVERY, OrderedPolicy
+from .policy import GUARD_EVERY, Policy
 from .updatable_queue import UpdatableQueue
 
 
-class ContextAware(OrderedPolicy):
+class ContextAware(Policy):
     """The policy `seer_published`. A group with `known` lengths of an earlier rollout needs no
     probe."""
 
@@ -65,8 +65,8 @@ class ContextAware(OrderedPolicy):
             or self._longest()
         )
 
+    @override
     def finished(self, request: Request) -> None:
-        """Updates the estimate of the group with a complete request."""
         group = self._groups.get(request.group.uid)
         if group is None:
             return

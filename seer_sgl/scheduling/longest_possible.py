@@ -14,14 +14,14 @@ from typing_extensions import override
 from seer_sgl.types import Group, Request
 
 from .lengths import KnownLengths
-from .policy import GUARD_EVERY, OrderedPolicy
+from .policy import GUARD_EVERY, Policy
 from .posterior import LengthPosterior, Spread
 from .updatable_queue import UpdatableQueue
 
 CHANCE = 0.001
 
 
-class LongestPossible(OrderedPolicy):
+class LongestPossible(Policy):
     """The policy `seer`. `known`: lengths of earlier rollouts, which count as if their
     responses were of this one."""
 
@@ -68,8 +68,8 @@ class LongestPossible(OrderedPolicy):
         if group is not None:
             group.ready.remove(request)
 
+    @override
     def finished(self, request: Request) -> None:
-        """Records the length of a complete request."""
         group = self._groups.get(request.group.uid)
         if group is not None:
             group.posterior.ended(request.index, request.sampled)

@@ -1,10 +1,8 @@
-"""The order of requests: the protocol, what all policies share, and those that rank each request on
-its own."""
+"""The order of requests: what all policies share, and those that rank each request on its own."""
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol
 
 from typing_extensions import override
 
@@ -17,30 +15,9 @@ from .updatable_queue import UpdatableQueue
 GUARD_EVERY = 64
 
 
-class Policy(Protocol):
-    """The order of the ready requests. It never contains in-flight or finished requests."""
-
-    def push(self, request: Request) -> None:
-        """Adds a request that is ready for its next chunk."""
-
-    def peek(self) -> Request | None:
-        """Returns the next request without removing it; None if no request is ready."""
-
-    def pop(self) -> Request:
-        """Removes and returns the request that `peek` returns. Raises IndexError if it is None."""
-
-    def take_out(self, request: Request) -> None:
-        """Removes the request if it is ready."""
-
-    def finished(self, request: Request) -> None:
-        """Updates the order after a request is complete. The request is not ready."""
-
-    def withdraw(self, group: Group) -> None:
-        """Removes a group that is complete or given up."""
-
-
-class OrderedPolicy(ABC):
-    """The ready requests, in an order that a subclass keeps.
+class Policy(ABC):
+    """The ready requests, in an order that a subclass keeps. In-flight and finished requests are
+    never among them.
 
     `guard_every`: every so many picks, the longest-waiting request is taken instead; None: never.
     """
@@ -78,11 +55,15 @@ class OrderedPolicy(ABC):
             self.take_out(request)
 
     @abstractmethod
+    def finished(self, request: Request) -> None:
+        """Updates the order after a request is complete. The request is not ready."""
+
+    @abstractmethod
     def _first_in_order(self) -> Request | None:
         """Returns the first ready request of the order; None if there is none."""
 
 
-class Ranked(OrderedPolicy):
+class Ranked(Policy):
     """Lowest `rank` first; ties: the order of submission. A request's rank is fixed at `push`."""
 
     def __init__(self, rank: Callable[[Request], int]) -> None:
@@ -100,8 +81,9 @@ class Ranked(OrderedPolicy):
         super().take_out(request)
         self._queue.remove(request)
 
+    @override
     def finished(self, request: Request) -> None:
-        """Does nothing: ranks do not depend on other requests."""
+        return  # ranks do not depend on other requests
 
     @override
     def _first_in_order(self) -> Request | None:
