@@ -6,7 +6,7 @@ Requests are undivided and sent at once; the engines queue and preempt them.
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
-from seer_sgl.types import Group, Move, Request
+from seer_sgl.types import Group
 
 from .attempts import Attempts
 from .engine_index import EngineIndex, EngineSlot
@@ -36,7 +36,7 @@ class PinnedGroups:
         if slot is None:
             return Wait.FOR_ROOM
         self._pins[request.group] = slot
-        return _placed(request, slot, fleet)
+        return Placed(slot, fleet.move_without_pool(request, slot))
 
 
 class SingleRequests:
@@ -48,16 +48,13 @@ class SingleRequests:
     def choose(self, attempts: Attempts, total_len: int, fleet: EngineIndex) -> Placed | Wait:
         """Returns the engine that `turn` chooses."""
         slot = self._turn(fleet)
-        return Wait.FOR_ROOM if slot is None else _placed(attempts.request, slot, fleet)
+        if slot is None:
+            return Wait.FOR_ROOM
+        return Placed(slot, fleet.move_without_pool(attempts.request, slot))
 
 
 def _open(slot: EngineSlot) -> bool:
     return slot.available and slot.reserved_for is None
-
-
-def _placed(request: Request, slot: EngineSlot, fleet: EngineIndex) -> Placed:
-    moved = fleet.preferred(request) not in (None, slot)
-    return Placed(slot, Move.PREFILL if moved else Move.STAY)
 
 
 class RoundRobin:

@@ -6,7 +6,7 @@ Every change of an engine that matters to placement updates the index: O(log eng
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Set
 
-from seer_sgl.types import Request
+from seer_sgl.types import Move, Request
 
 from .first_fit import ABSENT, FirstFit
 from .ledger import KVLedger
@@ -161,6 +161,10 @@ class EngineIndex:
         may have left since."""
         engine_id = request.engines[-1] if request.engines else request.preferred_engine
         return None if engine_id is None else self._by_id.get(engine_id)
+
+    def move_without_pool(self, request: Request, slot: EngineSlot) -> Move:
+        """Returns how the KV of a request without KV in the pool gets to an engine."""
+        return Move.STAY if self.preferred(request) in (None, slot) else Move.PREFILL
 
     def holders(self, request: Request) -> Set[EngineSlot]:
         """Returns the engines with a ledger that run a sibling now: they hold the prompt's KV."""

@@ -400,7 +400,9 @@ class Scheduler:
         self._awaited = None
         if self._suspects.keeps_others_away(attempts):
             self._reserve(slot, request)
-        return self._start(attempts, slot, self._move(request, slot), budget, now)
+        return self._start(
+            attempts, slot, self._fleet.move_without_pool(request, slot), budget, now
+        )
 
     def _await_empty(self, slot: EngineSlot | None, request: Request | None) -> None:
         """Keeps other requests away from an engine until it is empty; None: from no engine."""
@@ -413,10 +415,6 @@ class Scheduler:
     def _reserve(self, slot: EngineSlot, request: Request | None) -> None:
         slot.reserved_for = request
         self._fleet.changed(slot)
-
-    def _move(self, request: Request, slot: EngineSlot) -> Move:
-        """Returns how the KV of a request without KV in the pool gets to an engine."""
-        return Move.STAY if self._fleet.preferred(request) in (None, slot) else Move.PREFILL
 
     def _give_up(self, request: Request, failure: Failure, now: float) -> None:
         """Ends a request that failed for good, with the tokens it has; perhaps with its group."""
@@ -435,7 +433,7 @@ class Scheduler:
         slot = min(able, key=lambda slot: slot.inflight, default=None)
         if slot is None:
             return Wait.FOR_ROOM
-        return Placed(slot, self._move(attempts.request, slot))
+        return Placed(slot, self._fleet.move_without_pool(attempts.request, slot))
 
     def _budget(self, request: Request) -> int:
         """Returns the response tokens of the request's next chunk."""
