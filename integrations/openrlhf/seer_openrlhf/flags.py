@@ -11,7 +11,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -136,40 +136,26 @@ def _parser() -> _Parser:
     return parser
 
 
-def _seconds(text: str) -> float:
-    value = _float(text)
-    if not 0 < value <= MOST_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and at most {MOST_SECONDS}")
-    return value
+def _number(allowed: Callable[[float], bool], described: str) -> Callable[[str], float]:
+    """Returns the type of a flag whose value is a number in a range. described: of the range."""
 
+    def parsed(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan  # in no range
+        if not allowed(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {described}")
+        return value
 
-def _wait(text: str) -> float:
-    value = _float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return value
+    return parsed
 
 
 def _megabytes(text: str) -> int:
-    value = _float(text)
-    if not (1 <= value < math.inf and value.is_integer()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(value)
-
-
-def _factor(text: str) -> float:
-    value = _float(text)
-    if not 1 <= value <= MOST_OVER_SAMPLING:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MOST_OVER_SAMPLING}")
-    return value
-
-
-def _float(text: str) -> float:
-    """Returns the number, or NaN, which is in no range, for another text."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+    whole = _number(
+        lambda value: 1 <= value < math.inf and value.is_integer(), "a whole number from 1"
+    )
+    return int(whole(text))
 
 
 OPTIONS: Mapping[str, dict[str, Any]] = {
@@ -194,13 +180,15 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
     },
     "timeout_s": {
         "metavar": "SECONDS",
-        "type": _seconds,
+        "type": _number(
+            lambda value: 0 < value <= MOST_SECONDS, f"above 0 and at most {MOST_SECONDS}"
+        ),
         "help": "longest silence of the server or an engine; default, and at most, "
         f"{SeerFlags.timeout_s:g}",
     },
     "wait_s": {
         "metavar": "SECONDS",
-        "type": _wait,
+        "type": _number(lambda value: 0 <= value < math.inf, "a number from 0"),
         "help": "how long a server that has ended may take to be back, which --seer.config starts "
         f"again; 0: the training ends at once; default {SeerFlags.wait_s:g}",
     },
@@ -211,7 +199,10 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
     },
     "over_sampling": {
         "metavar": "FACTOR",
-        "type": _factor,
+        "type": _number(
+            lambda value: 1 <= value <= MOST_OVER_SAMPLING,
+            f"a number from 1 to {MOST_OVER_SAMPLING}",
+        ),
         "help": f"with {FILTERING}: prompts in progress from the start, as a multiple of a "
         f"batch's; default {SeerFlags.over_sampling:g}",
     },
