@@ -38,7 +38,7 @@ PARTS = {
     "logits": f"{SGLANG}.layers.logits_processor.LogitsProcessor.forward",
     "sampler": f"{SGLANG}.layers.sampler.Sampler.forward",
     "draws, walk": "seer_sgl.plugin.speculation.worker.verify",
-    "layout": "seer_sgl.plugin.speculation.worker.layout_of",
+    "layout": "seer_sgl.plugin.speculation.worker.lay_out",
     "mask": "seer_sgl.plugin.speculation.worker.attention_mask",
     "nodes, slots": VERIFY,
     "forward batch": f"{SGLANG}.managers.tp_worker.TpModelWorker.forward_batch_generation",

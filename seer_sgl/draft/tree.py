@@ -8,7 +8,7 @@ path is in plugin/speculation/walk.py, because it runs where the target's draws 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from .compiled import int64, kernel
 from .drafter import Drafts
@@ -20,11 +20,11 @@ Int64 = NDArray[np.int64]
 class Layout(NamedTuple):
     """n trees of `width` nodes; -1: no such node.
 
-    No link leads to a node without a draft. Such a node holds the root's token at depth 1 and
-    attends to the root and itself, so verifying it does no harm.
+    No link leads to a node without a draft. Such a node is at depth 1 and attends to the root and
+    itself, so verifying it does no harm.
     """
 
-    tokens: Int64  # [n, width]
+    tokens: Int64  # [n, width]; only the device knows those of the root and of padding: 0 here
     depths: Int64  # [n, width], 0 at the root
     parents: Int64  # [n, width]
     first_child: Int64  # [n, width]
@@ -42,20 +42,19 @@ class Accepted(NamedTuple):
     counts: Int32  # [n], at least 1
 
 
-def lay_out(roots: ArrayLike, drafts: Drafts, width: int) -> Layout:
-    """Returns trees of `width` nodes: the root tokens [n] and their drafts, cut to width - 1.
+def lay_out(drafts: Drafts, width: int) -> Layout:
+    """Returns trees of `width` nodes: a root and its drafts, cut to width - 1.
 
     A parent comes before its children, so a cut leaves a tree. Raises ValueError if the width is
-    below 1 or the numbers of roots and drafts differ.
+    below 1.
     """
-    tokens = np.ascontiguousarray(roots, np.int64)
-    if width < 1 or tokens.shape != drafts.counts.shape:
-        raise ValueError(f"{tokens.shape} roots, {drafts.counts.shape} drafts, width {width}")
-    shape = (len(tokens), width)
+    if width < 1:
+        raise ValueError(f"width {width}")
+    shape = (len(drafts.counts), width)
     links = [np.empty(shape, np.int64) for _ in range(5)]
     mask = np.empty((*shape, width), np.bool_)
     layout = Layout(links[0], links[1], links[2], links[3], links[4], mask)
-    _lay_out(tokens, drafts.tokens, drafts.parents, drafts.counts, *layout)
+    _lay_out(drafts.tokens, drafts.parents, drafts.counts, *layout)
     return layout
 
 
@@ -112,11 +111,10 @@ def _follow(
 
 
 @kernel(
-    "void(int64[::1], int32[:,::1], int32[:,::1], int32[::1], int64[:,::1], int64[:,::1],"
-    " int64[:,::1], int64[:,::1], int64[:,::1], boolean[:,:,::1])"
+    "void(int32[:,::1], int32[:,::1], int32[::1], int64[:,::1], int64[:,::1], int64[:,::1],"
+    " int64[:,::1], int64[:,::1], boolean[:,:,::1])"
 )
 def _lay_out(
-    roots: Int64,
     drafts: Int32,
     parents: Int32,
     counts: Int32,
@@ -129,12 +127,12 @@ def _lay_out(
 ) -> None:
     width = tokens.shape[1]
     mask[:] = False
+    tokens[:] = 0
     parent_nodes[:] = -1
     first_child[:] = -1
     next_sibling[:] = -1
     last_child = np.empty(width, np.int64)
-    for row in range(len(roots)):
-        tokens[row] = roots[row]
+    for row in range(len(counts)):
         depths[row] = 1
         depths[row, 0] = 0
         mask[row, :, 0] = True

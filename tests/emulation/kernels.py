@@ -77,7 +77,7 @@ def tree_path(kv: Kv, queries: torch.Tensor, alone: torch.Tensor, random: torch.
     """Returns the gap between a path of a tree, beside other branches, and the chain."""
     path = [0, 2, 4, 5]  # the second child of the root, its child, and its child
     drafts = as_drafts([[(parent, 0) for parent in (-1, -1, 0, 1, 3, 2, 4, 5)]])
-    tree = torch.from_numpy(lay_out([0], drafts, WIDEST).mask)
+    tree = torch.from_numpy(lay_out(drafts, WIDEST).mask)
     nodes = torch.randn(1, WIDEST, HEADS, SIZE, generator=random)
     keys, values = kv.keys.clone(), kv.values.clone()
     slots = kv.slots[PREFIX : PREFIX + WIDEST]

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seer_sgl.draft.tree import lay_out
 from seer_sgl.plugin.speculation.algorithm import room_for_rows
 from seer_sgl.plugin.speculation.moved import move_accepted
-from seer_sgl.plugin.speculation.verify import layout_of
 from seer_sgl.plugin.speculation.walk import upload, walk
 from tests.draft.trees import Tree, as_drafts, trees
 
@@ -35,7 +35,7 @@ class Cache:
 def test_kv_and_routed_experts_move_alike(
     overlap: bool, rows: list[Tree], width: int, dice: random.Random
 ) -> None:
-    nodes = upload(layout_of(as_drafts(rows), width), torch.tensor([9] * len(rows)))
+    nodes = upload(lay_out(as_drafts(rows), width), torch.tensor([9] * len(rows)))
     draws = [[dice.randint(0, 2) for _ in range(width)] for _ in rows]
     walked = walk(nodes, torch.tensor(draws))
     picked = dice.sample(range(SLOTS), len(rows) * width)
@@ -56,7 +56,7 @@ def test_kv_and_routed_experts_move_alike(
 
 
 def test_engines_without_routed_experts_move_kv_only() -> None:
-    nodes = upload(layout_of(as_drafts([[(-1, 1), (-1, 2)]]), 3), torch.tensor([9]))
+    nodes = upload(lay_out(as_drafts([[(-1, 1), (-1, 2)]]), 3), torch.tensor([9]))
     walked = walk(nodes, torch.tensor([[2, 0, 0]]))
     cache, result = Cache(), object()
     moved: Any = result

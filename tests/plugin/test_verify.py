@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from seer_sgl.draft.tree import lay_out
 from seer_sgl.plugin.speculation import ranks, verify
 from seer_sgl.plugin.speculation.node_sampler import ASKED_LOGPROBS
-from seer_sgl.plugin.speculation.verify import Verified, layout_of
+from seer_sgl.plugin.speculation.verify import Verified
 from seer_sgl.plugin.speculation.walk import Walk, upload
 from tests.draft.trees import as_drafts
 
@@ -91,7 +92,7 @@ def test_ranks_that_draw_differently_stay_together_with_the_draws_of_the_first(
         sampler = SimpleNamespace(draw=lambda *_: draws.view(-1))
         monkeypatch.setattr(verify, "NodeSampler", lambda *_: samplers[threading.get_ident()])
         samplers[threading.get_ident()] = sampler
-        nodes = upload(layout_of(drafts, 3), torch.tensor([7, 8]))
+        nodes = upload(lay_out(drafts, 3), torch.tensor([7, 8]))
         batch: Any = SimpleNamespace(return_logprob=False)
         nothing: Any = None
         return verify.verify(nothing, batch, nothing, nodes, torch.arange(6), None)

@@ -7,11 +7,8 @@ draws. A draft therefore decides how many tokens a step emits, never which token
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from seer_sgl.draft.drafter import Drafts
-from seer_sgl.draft.tree import Layout, lay_out
 from seer_sgl.plugin.sglang_types import (
     SglLogits,
     SglModelRunner,
@@ -29,11 +26,6 @@ class Verified(NamedTuple):
 
     tokens: torch.Tensor  # int32 [n, width]: accepted tokens, then the bonus token, then 0
     walked: Walk
-
-
-def layout_of(drafts: Drafts, width: int) -> Layout:
-    """Returns the nodes of a step. Only the device knows the root tokens: they are 0 here."""
-    return lay_out(np.zeros(len(drafts.counts), np.int32), drafts, width)
 
 
 def verify(  # noqa: PLR0917

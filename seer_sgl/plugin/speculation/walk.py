@@ -32,7 +32,7 @@ class Walk(NamedTuple):
 
 
 def upload(layout: Layout, roots: torch.Tensor) -> Nodes:
-    """Returns a layout on the device of the root tokens [n], which replace those of the layout.
+    """Returns a layout on the device of the root tokens [n], which it puts in.
 
     It takes one copy for the links and one for the mask.
     """

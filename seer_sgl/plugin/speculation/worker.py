@@ -30,7 +30,7 @@ from sglang.srt.speculative.spec_utils import (
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 from typing_extensions import override
 
-from seer_sgl.draft.tree import is_chains
+from seer_sgl.draft.tree import is_chains, lay_out
 from seer_sgl.plugin.drafting import DraftStatus
 from seer_sgl.plugin.sglang_types import SglResult, SglScheduleBatch, SglServerArgs, SglTargetWorker
 from seer_sgl.plugin.stop_conditions import note_open_grammars
@@ -43,7 +43,7 @@ from .moved import move_accepted
 from .node_sampler import speculates
 from .planner import PLAIN, LastStep, Planner, StepPlan
 from .shapes import Shapes, on_gpu, save_memory
-from .verify import flat, layout_of, verify
+from .verify import flat, verify
 from .walk import outcome_of, root_alone, upload
 
 logger = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             publish(batch.seq_lens + 1)
             nodes = root_alone(newest)
         else:
-            layout = layout_of(plan.drafts, width)
+            layout = lay_out(plan.drafts, width)
             nodes = upload(layout, newest)
             moves = not is_chains(layout)  # on a chain, accepted KV is where it belongs
         positions = (nodes.depths + batch.seq_lens[:, None]).view(-1)
