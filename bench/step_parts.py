@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import engine_plugin
+from bench.cpu_engines import HELD_OUT, two_engines
 from seer_sgl import Rollout
 
-REASONER = Path(__file__).parent / "reasoner"
 FULL = "SEER_BENCH_FULL"  # environment variable of the engine: the requests of a whole batch
 KEY = "step_parts"  # in `internal_states` of `/server_info`
 SGLANG = "sglang.srt"
@@ -129,19 +129,9 @@ async def reported(url: str) -> dict[str, dict[str, Any]]:
 
 def config(scope: str, options: argparse.Namespace, variables: dict[str, str]) -> dict[str, Any]:
     """Returns the config of an engine on one core."""
-    return {
-        "model": {"path": str(REASONER / "model")},
-        "engines": {
-            "cores": [[0]],
-            "environment": variables,
-            "sglang": {
-                "dtype": "float32",
-                "max-total-tokens": 32_768,
-                "max-running-requests": options.batch,
-                "enable-deterministic-inference": True,
-                "skip-server-warmup": True,
-            },
-        },
+    tree = two_engines(32_768, options.batch)
+    tree["engines"] |= {"count": 1, "cores": [[0]], "environment": variables}
+    return tree | {
         "scheduling": {"divide": False},
         "draft": {"scope": scope},
         "sampling": {"max_response_len": options.tokens, "ignore_eos": True},
@@ -153,7 +143,7 @@ async def measured(scope: str, options: argparse.Namespace, folder: Path) -> dic
     """Returns the steps of each kind and their milliseconds by part."""
     tree = config(scope, options, environment(folder / "plugin", options.batch))
     async with Rollout(tree, log_dir=folder / "engines") as rollout:
-        prompts = rollout.read_prompts(REASONER / "prompts" / "held_out.jsonl")[:1]
+        prompts = rollout.read_prompts(HELD_OUT)[:1]
         async for _ in rollout.run(prompts):
             pass
         found = await reported(rollout.engines[0].url)
