@@ -37,13 +37,13 @@ def test_wide_drafts_of_many_requests_have_no_graph(
     width: int, kept: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner: Any = SimpleNamespace()
-    monkeypatch.setattr(graphs, "_drafts", lambda: True)
+    monkeypatch.setattr(graphs, "drafts", lambda: True)
     assert few_wide_graphs(([1, 64, 128, 256], [64, 128]), runner, width) == (
         kept,
         [size for size in (64, 128) if size in kept],
     )
     assert few_wide_graphs(([100], []), runner, width) == ([100], []), "one graph at least"
-    monkeypatch.setattr(graphs, "_drafts", lambda: False)
+    monkeypatch.setattr(graphs, "drafts", lambda: False)
     assert few_wide_graphs(([1, 256], []), runner, width) == ([1, 256], [])
 
 

@@ -150,14 +150,18 @@ def alloc_extend(  # noqa: PLR0917 (SGLang's signature)
     if num_new_pages is None:
         pages = (seq_lens_cpu + size - 1) // size - (prefix_lens_cpu + size - 1) // size
         num_new_pages = int(pages.sum())
-    if num_new_pages > len(self.free_pages):
-        self.merge_and_sort_free()
-    if num_new_pages > len(self.free_pages):
+    if not _has_pages(self, num_new_pages):
         return None
     slots = torch.empty((extend_num_tokens,), dtype=torch.int64)
     alloc_extend_naive(prefix_lens, seq_lens, last_loc, self.free_pages, slots, size, self.device)
     self.free_pages = self.free_pages[num_new_pages:]
     return slots
+
+
+def _has_pages(allocator: SglAllocator, count: int) -> bool:
+    if count > len(allocator.free_pages):
+        allocator.merge_and_sort_free()
+    return count <= len(allocator.free_pages)
 
 
 def alloc_decode(
@@ -169,9 +173,7 @@ def alloc_decode(
     """
     opens_page = (seq_lens - 1) % self.page_size == 0
     needed = int(opens_page.sum())
-    if needed > len(self.free_pages):
-        self.merge_and_sort_free()
-    if needed > len(self.free_pages):
+    if not _has_pages(self, needed):
         return None
     slots = last_loc.to(torch.int64) + 1
     slots[opens_page] = self.free_pages[:needed] * self.page_size

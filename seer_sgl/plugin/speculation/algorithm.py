@@ -15,6 +15,8 @@ from seer_sgl.plugin.drafting import DraftStatus
 from seer_sgl.plugin.hook import UPDATER, Hook
 from seer_sgl.plugin.sglang_types import SglServerArgs, SglWeightUpdater
 
+from .graphs import drafts
+
 # The first captures the copy of one step's draft mask, which later steps repeat. The second sizes
 # the KV cache before the graphs of all draft widths are captured.
 REFUSED_VARIABLES = (
@@ -144,9 +146,8 @@ def room_for_drafts(result: int) -> int:
     is too short for them.
     """
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
-    from sglang.srt.runtime_context import get_spec
 
-    if get_spec().speculative_algorithm != ALGORITHM:
+    if not drafts():
         return result
     return max(result, int(get_alloc_reserve_per_decode()))
 
@@ -154,9 +155,8 @@ def room_for_drafts(result: int) -> int:
 def refuse_recapture(stock: Callable[..., Any], updater: SglWeightUpdater, recv_req: Any) -> Any:
     """Hook around `SchedulerWeightUpdaterManager.update_weights_from_disk`."""
     from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqOutput
-    from sglang.srt.runtime_context import get_spec
 
-    if not recv_req.recapture_cuda_graph or get_spec().speculative_algorithm != ALGORITHM:
+    if not recv_req.recapture_cuda_graph or not drafts():
         return stock(updater, recv_req)
     return UpdateWeightFromDiskReqOutput(
         success=False,
@@ -169,6 +169,6 @@ def room_for_rows(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str,
     """Hook before `RoutedExpertsCapturer.create`: asks for a row per node of every request."""
     from sglang.srt.runtime_context import get_spec
 
-    if get_spec().speculative_algorithm == ALGORITHM:
+    if drafts():
         kwargs["max_running_requests"] *= get_spec().speculative_num_draft_tokens
     return args, kwargs

@@ -105,7 +105,7 @@ def few_wide_graphs(
     **_: object,
 ) -> tuple[list[int], list[int]]:
     """Hook after `get_batch_sizes_to_capture`: returns batch sizes to capture and to compile."""
-    if not _drafts():
+    if not drafts():
         return result
     captured, compiled = result
     most = requests_of(captured_req_width, max(captured))
@@ -115,7 +115,7 @@ def few_wide_graphs(
 
 def logits_rows(result: int, runner: SglModelRunner) -> int:
     """Hook after `ModelRunner.max_shared_logits_buffer_rows`: returns the nodes of a graph."""
-    if not _drafts():
+    if not drafts():
         return result
     from sglang.srt.runtime_context import get_spec
 
@@ -146,7 +146,8 @@ def reserve(result: float, server_args: SglServerArgs) -> float:
     return result + needed / (1 << 20)
 
 
-def _drafts() -> bool:
+def drafts() -> bool:
+    """Returns whether this server drafts with our algorithm."""
     from sglang.srt.runtime_context import get_spec
 
     return bool(get_spec().speculative_algorithm == ALGORITHM)
