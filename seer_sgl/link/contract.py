@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from seer_sgl.engine_types import EngineWork
+from seer_sgl.engine_types import EngineWork, rank_id
 from seer_sgl.routed_experts import ExpertShape
 from seer_sgl.sampling import ORIGIN as ORIGIN  # noqa: PLC0414 (a key of the contract)
 
@@ -129,7 +129,7 @@ def rank_instance(instance: str | None, dp_rank: int, dp_size: int) -> str | Non
 
     instance: of the server. Each rank has a link, and shares drafts, under a name of its own.
     """
-    return instance if instance is None or dp_size == 1 else f"{instance}.dp{dp_rank}"
+    return None if instance is None else rank_id(instance, dp_rank, dp_size)
 
 
 def problem(missing: Sequence[Sequence[str] | None]) -> str | None:
