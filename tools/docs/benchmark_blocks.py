@@ -77,16 +77,7 @@ def seeds(report: Report) -> Lines:
     """Yields what the baseline did on each seed."""
     return table(
         ["seed", "idle share of the engines", "response tokens", "total time", "tail time"],
-        [
-            [
-                seed,
-                percent(median(idle_shares(rows))),
-                f"{values(rows, BASELINE, 'response_tokens')[0]:,}",
-                seconds(median(values(rows, BASELINE, "wall_s"))),
-                seconds(median(values(rows, BASELINE, "tail_s"))),
-            ]
-            for seed, rows in per_seed(rounds_of(report)).items()
-        ],
+        [_baseline(seed, rows) for seed, rows in per_seed(rounds_of(report)).items()],
     )
 
 
@@ -231,11 +222,7 @@ def seeds_all(report: Report) -> Lines:
         [*head, *map(code, arms), f"{code(SEER)} over {code(SINGLE)}", "tail cut"],
         [
             [
-                seed,
-                percent(median(idle_shares(rows))),
-                f"{values(rows, BASELINE, 'response_tokens')[0]:,}",
-                seconds(median(values(rows, BASELINE, "wall_s"))),
-                seconds(median(values(rows, BASELINE, "tail_s"))),
+                *_baseline(seed, rows),
                 *(decimals(median(gains(rows, arm))) for arm in arms),
                 decimals(median(gains(rows, SEER, SINGLE))),
                 percent(median(tail_cuts(rows, SEER))),
@@ -243,6 +230,17 @@ def seeds_all(report: Report) -> Lines:
             for seed, rows in _most_idle_first(report).items()
         ],
     )
+
+
+def _baseline(seed: int, rows: Sequence[Row]) -> list[object]:
+    """Returns five cells: what the baseline did on a seed."""
+    return [
+        seed,
+        percent(median(idle_shares(rows))),
+        f"{values(rows, BASELINE, 'response_tokens')[0]:,}",
+        seconds(median(values(rows, BASELINE, "wall_s"))),
+        seconds(median(values(rows, BASELINE, "tail_s"))),
+    ]
 
 
 def _most_idle_first(report: Report) -> Mapping[int, list[Row]]:
