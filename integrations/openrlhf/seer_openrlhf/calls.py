@@ -5,7 +5,7 @@ They go through the front actor, which has the server's tokens and returns failu
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 
@@ -34,29 +34,7 @@ class EngineGone(RuntimeError):
     """The engine does not answer."""
 
 
-class Calls(Protocol):
-    """The front as rank 0 uses it."""
-
-    def start(self, path: str, fields: Json, engine_s: float) -> Any:
-        """Starts a call, in which each engine has `engine_s` to answer. Returns its reference."""
-
-    def answer(self, reference: Any, within_s: float) -> Json | None:
-        """Returns the answer; None if there is none yet. Raises ServerGone, and WeightError."""
-
-    def workers(self) -> list[Json]:
-        """Returns the server's description of every engine, GET /workers. Raises WeightError."""
-
-    def log_probs(self, engine: str, ids: list[int]) -> list[float]:
-        """Returns an engine's log probabilities of ids[1:].
-
-        Raises EngineGone, UpdateFailed if the engine refuses, or WeightError.
-        """
-
-    def resume(self) -> None:
-        """Ends a pause of generation that an earlier trainer has left. Raises WeightError."""
-
-
-class FrontCalls:
+class Calls:
     """Calls through the front, which is a Ray actor. `timeout_s`: the longest silence."""
 
     def __init__(self, front: Any, timeout_s: float) -> None:
@@ -69,11 +47,11 @@ class FrontCalls:
         ray.get(self._front.join.remote(rank, ranks, actor, asynchronous=asynchronous))
 
     def start(self, path: str, fields: Json, engine_s: float) -> Any:
-        """Implements Calls."""
+        """Starts a call, in which each engine has `engine_s` to answer. Returns its reference."""
         return self._front.update.remote(f"{path}?timeout={engine_s:g}", fields)
 
     def answer(self, reference: Any, within_s: float) -> Json | None:
-        """Implements Calls."""
+        """Returns the answer; None if there is none yet. Raises ServerGone, and WeightError."""
         try:
             answer: Json = ray.get(reference, timeout=within_s)
         except ray.exceptions.GetTimeoutError:
@@ -85,13 +63,16 @@ class FrontCalls:
         return answer
 
     def workers(self) -> list[Json]:
-        """Implements Calls."""
+        """Returns the server's description of every engine, GET /workers. Raises WeightError."""
         answer = self._require(self._front.update.remote("/workers", None), "/workers")
         found: list[Json] = answer["engines"]
         return found
 
     def log_probs(self, engine: str, ids: list[int]) -> list[float]:
-        """Implements Calls."""
+        """Returns an engine's log probabilities of ids[1:].
+
+        Raises EngineGone, UpdateFailed if the engine refuses, or WeightError.
+        """
         found = self._require(self._front.log_probs.remote(engine, ids), "/generate")
         if "log_probs" not in found:
             raise (EngineGone if found["gone"] else UpdateFailed)(found["message"])
@@ -99,7 +80,7 @@ class FrontCalls:
         return values
 
     def resume(self) -> None:
-        """Implements Calls."""
+        """Ends a pause of generation that an earlier trainer has left. Raises WeightError."""
         try:
             ray.get(self._front.resume_generation.remote(), timeout=self._timeout_s)
         except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:

@@ -21,7 +21,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from . import probe
 from .broadcasts import BroadcastSender
 from .buckets import buckets
-from .calls import FrontCalls, ServerGone, UpdateFailed, WeightError, logger
+from .calls import Calls, ServerGone, UpdateFailed, WeightError, logger
 from .check import Check, Probe
 from .disk import DiskSender
 from .flags import current_flags
@@ -42,7 +42,7 @@ class SeerActorTrainer(ActorPPOTrainer):
         ckpt = self.args.ckpt
         folder = Path(ckpt.path, "_actor")
         self._versions = Versions(checkpoint_step(folder) if ckpt.load_enable else 0)
-        self._calls = FrontCalls(self.vllm_engines[0], seer.timeout_s)
+        self._calls = Calls(self.vllm_engines[0], seer.timeout_s)
         self._broadcasts = BroadcastSender(
             self._calls, self.args.vllm.sync_backend, seer.timeout_s, _address
         )

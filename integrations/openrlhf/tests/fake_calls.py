@@ -1,14 +1,14 @@
-"""A server with engines as rank 0 of the trainer sees it, without Ray: implements `Calls`."""
+"""A server with engines as rank 0 of the trainer sees it, without Ray."""
 
 from collections import Counter
 from typing import Any
 
-from seer_openrlhf.calls import EngineGone
+from seer_openrlhf.calls import Calls, EngineGone
 
 Json = dict[str, Any]
 
 
-class FakeCalls:
+class FakeCalls(Calls):
     """Engines by name. `dies`: the path and the number of its call at which an engine dies."""
 
     def __init__(self, *engines: str) -> None:
