@@ -50,7 +50,7 @@ class _Log:
         """Returns at most `most` tokens from `position` on."""
         end = min(len(self.tokens), position + most)
         newest = self.newest
-        if newest is None or newest.position != position or _end(newest) != end:
+        if newest is None or newest.position != position or newest.end != end:
             tokens = self.tokens[position:end].tobytes()
             newest = Delta(self.group, self.sequence, position, tokens)
             if end - position <= LOG_TOKENS:  # a longer one is memory that nothing counts
@@ -341,11 +341,7 @@ def _behind(peer: _Peer) -> list[Delta]:
         delta = log.from_(known, most)
         deltas.append(delta)
         room -= delta.cost
-        log.known[peer] = end = _end(delta)
+        log.known[peer] = end = delta.end
         if end < len(log.tokens):
             peer.behind[log] = None
     return deltas
-
-
-def _end(delta: Delta) -> int:
-    return delta.position + len(delta.tokens) // TOKEN_BYTES

@@ -54,6 +54,11 @@ class Delta(msgspec.Struct, array_like=True, frozen=True, gc=False):
     tokens: bytes
 
     @property
+    def end(self) -> int:
+        """The position behind its last token."""
+        return self.position + len(self.tokens) // TOKEN_BYTES
+
+    @property
     def cost(self) -> int:
         """The maximum of bytes that it takes in a message."""
         return DELTA_BYTES + 4 * len(self.group) + len(self.tokens)

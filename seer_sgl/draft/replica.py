@@ -255,7 +255,7 @@ class Replica:
             return 0
         log = group.logs.get(delta.sequence)
         have = 0 if log is None else len(log.tokens)
-        end = delta.position + len(delta.tokens) // TOKEN_BYTES
+        end = delta.end
         if log is not None:
             log.sent = max(log.sent, min(end, have))
         if end <= have:
