@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from seer_sgl.draft.group_store import SEQUENCES
 from seer_sgl.link.contract import MOST_SIBLINGS, draft_group
-from seer_sgl.link.hub import DraftSink
+from seer_sgl.link.hub import HubClient
 from seer_sgl.types import Chunk, Failure, Group, Prompt
 
 from .observer import Observer
@@ -27,7 +27,7 @@ class DraftKeeper(Observer):
     group that may still grow.
     """
 
-    def __init__(self, drafts: DraftSink, history: Responses = lambda _: ()) -> None:
+    def __init__(self, drafts: HubClient, history: Responses = lambda _: ()) -> None:
         self._drafts = drafts
         self._history = history
         self._begun: set[str] = set()  # by uid

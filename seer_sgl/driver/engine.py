@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from seer_sgl.engine_types import EngineInfo, EngineLoad, EngineProblem, ServerState
-from seer_sgl.link.hub import DraftSink
+from seer_sgl.link.hub import HubClient
 from seer_sgl.link.server import OnRates, OnStored
 from seer_sgl.types import Chunk, ChunkReply, OnTokens
 
@@ -90,5 +90,5 @@ class EngineFleet(Protocol):
         """The server that receives the reports of the engines' plugins."""
 
     @property
-    def drafts(self) -> DraftSink | None:
+    def drafts(self) -> HubClient | None:
         """The draft hub; None if the engines share no drafts."""

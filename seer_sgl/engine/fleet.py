@@ -16,7 +16,7 @@ from seer_sgl.engine_types import EngineInfo, rank_id
 from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError
 from seer_sgl.kvpool.backend import resolved
 from seer_sgl.link.contract import HUB_URL, LINK_TOKEN, LINK_URL
-from seer_sgl.link.hub import DraftSink
+from seer_sgl.link.hub import HubClient
 from seer_sgl.link.server import LinkServer
 from seer_sgl.processes.restarts import Restarts
 from seer_sgl.timing import DEFAULT, Timing
@@ -44,7 +44,7 @@ class Fleet:
         launcher: Launcher,
         *,
         link: LinkServer,
-        drafts: DraftSink | None,
+        drafts: HubClient | None,
         session: aiohttp.ClientSession,
         restarts: Sequence[Restarts],
         timing: Timing = DEFAULT,

@@ -9,11 +9,10 @@ import sys
 from array import array
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urljoin
 
 import aiohttp
-from typing_extensions import override
 
 from seer_sgl.config import DraftConfig
 from seer_sgl.draft.messages import Done, ToHub, batched, by_hub, hub_of, pieces, wire_name
@@ -34,20 +33,7 @@ START_TIMEOUT_S = 60.0
 ENGINES_PER_HUB = 64  # python -m bench.hub
 
 
-class DraftSink(Protocol):
-    """The driver's interface to the draft hub."""
-
-    def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
-        """Adds a response of an earlier epoch to the group."""
-
-    def done(self, group: str) -> None:
-        """Removes a group that is complete or given up."""
-
-    async def facts(self) -> dict[str, Any] | None:
-        """Returns the hub's counters (`DraftHub.counted`); None if it does not answer."""
-
-
-class HubClient(DraftSink):
+class HubClient:
     """The driver's connections to the draft hubs at `url`; they reconnect by themselves.
 
     After a reconnect it sends a hub the responses of its unfinished groups again: it may be new.
@@ -65,18 +51,18 @@ class HubClient(DraftSink):
         for hub, link in enumerate(self.links):
             link.on_connect(functools.partial(self._send_again, hub))
 
-    @override
     def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
+        """Adds a response of an earlier epoch to the group."""
         self._loaded.setdefault(wire_name(group), []).append((sequence, tokens))
         self._send_loaded(wire_name(group), [(sequence, tokens)])
 
-    @override
     def done(self, group: str) -> None:
+        """Removes a group that is complete or given up."""
         self._loaded.pop(wire_name(group), None)
         self._send(Done([wire_name(group)]))
 
-    @override
     async def facts(self) -> dict[str, Any] | None:
+        """Returns the hub's counters (`DraftHub.counted`); None if it does not answer."""
         async with aiohttp.ClientSession(
             headers=self._headers, timeout=self._timeout, auto_decompress=False
         ) as session:

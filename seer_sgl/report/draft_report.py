@@ -15,7 +15,7 @@ import msgspec
 
 from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import EngineError
-from seer_sgl.link.hub import DraftSink
+from seer_sgl.link.hub import HubClient
 from seer_sgl.timing import DEFAULT
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def _decoded(facts: Facts, kind: type[T]) -> T | None:
 
 async def read(
     engines: Sequence[Drafting],
-    drafts: DraftSink | None,
+    drafts: HubClient | None,
     timeout_s: float = DEFAULT.draft_read_s,
 ) -> FleetDraftCounters:
     """Returns the current counters of all engines and the hub, read concurrently.

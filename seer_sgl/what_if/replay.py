@@ -21,7 +21,7 @@ from seer_sgl.driver.settings import Settings
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError, RolloutError
-from seer_sgl.link.hub import DraftSink
+from seer_sgl.link.hub import HubClient
 from seer_sgl.link.server import LinkServer
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
@@ -86,7 +86,7 @@ class ImposedFleet:
     def __init__(self, engines: Sequence[ImposedEngine]) -> None:
         self.engines = engines
         self.link = LinkServer()
-        self.drafts: DraftSink | None = None
+        self.drafts: HubClient | None = None
 
 
 class Replayer:

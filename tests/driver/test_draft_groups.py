@@ -14,6 +14,7 @@ from seer_sgl.driver.draft_groups import HISTORY_FROM, DraftKeeper
 from seer_sgl.engine.wire import sampling_params
 from seer_sgl.errors import ConfigError
 from seer_sgl.link.contract import MOST_SIBLINGS, ORIGIN
+from seer_sgl.link.hub import HubClient
 from seer_sgl.rollout.history import read_history
 from seer_sgl.types import Group
 from tests.helpers import LEFT, make_group, make_reply
@@ -22,7 +23,7 @@ from tests.support.infos import chunk_on, info
 IDS = list(range(10))  # the ids of make_group's prompts
 
 
-class FakeHub:
+class FakeHub(HubClient):
     def __init__(self) -> None:
         self.heard: list[Any] = []
 
@@ -31,9 +32,6 @@ class FakeHub:
 
     def done(self, group: str) -> None:
         self.heard.append(group)
-
-    async def facts(self) -> dict[str, Any] | None:
-        return None
 
 
 def send(keeper: DraftKeeper, group: Group, index: int) -> None:
