@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from seer_sgl.scheduling.context_aware import ContextAware
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.longest_possible import LongestPossible
-from seer_sgl.scheduling.policy import (
-    LongestRemaining,
-)
+from seer_sgl.scheduling.policy import LongestRemaining
 from seer_sgl.types import Group, Request
 from tests.helpers import make_group, make_reply
 from tests.support.policies import UNGUARDED, end, grow, pushed, taken
@@ -28,16 +26,6 @@ def test_the_first_request_of_each_group_goes_first() -> None:
     assert taken(policy) == ["a.0", "b.0", "a.1", "a.2", "b.1"]
 
 
-def test_among_probes_the_one_with_the_fewest_tokens_goes_first() -> None:
-    policy = seer()
-    groups = [make_group(name, n=2) for name in "abc"]
-    pushed(policy, *groups)
-    assert taken(policy, 3) == ["a.0", "b.0", "c.0"]
-    for group, tokens in zip(groups, (30, 10, 20), strict=True):
-        policy.push(grow(group.requests[0], tokens))
-    assert taken(policy, 4) == ["b.0", "c.0", "a.0", "a.1"]
-
-
 def test_groups_go_by_the_longest_of_their_ended_samples_and_unknown_ones_before() -> None:
     policy = seer()
     short, unknown, long = make_group("s", n=4), make_group("u", n=4), make_group("l", n=4)
@@ -50,84 +38,64 @@ def test_groups_go_by_the_longest_of_their_ended_samples_and_unknown_ones_before
     assert taken(policy, 1) == ["l.3"], "the longest counts, not the latest"
 
 
-def test_a_group_moves_up_when_one_of_its_samples_turns_out_long() -> None:
-    policy = seer()
-    a, b = make_group("a", n=5), make_group("b", n=5)
-    pushed(policy, a, b)
-    taken(policy, 2)
-    end(policy, a.requests[0], 50)
-    end(policy, b.requests[0], 40)
-    assert taken(policy, 5) == ["a.1", "a.2", "a.3", "a.4", "b.1"]
-    policy.push(grow(a.requests[1], 5))
-    assert policy.peek() is a.requests[1]
-    end(policy, b.requests[1], 51)
-    assert taken(policy) == ["b.2", "b.3", "b.4", "a.1"]
+def first_by_the_rules(ready: set[Request], known: KnownLengths) -> Request:
+    """Returns the request that goes next, with a scan of all: probes, then groups of unknown
+    length, then requests past the estimate of their group, then the longest group."""
+
+    def rank(request: Request) -> tuple[int, ...]:
+        group = request.group
+        past = list(known.of(group).values())
+        lengths = past + [each.generated for each in group.requests if each.finish_reason]
+        if request.index == 0 and not past:
+            return 0, request.generated, request.order
+        if not lengths:
+            return 1, request.generated, request.order
+        estimate = sum(lengths) // len(lengths) if past else max(lengths)
+        if request.generated >= estimate:
+            return 2, -request.generated, request.order
+        return 3, -estimate, group.requests[0].order, request.order
+
+    return min(ready, key=rank)
 
 
-def test_between_chunks_a_request_keeps_its_place_in_its_group() -> None:
-    policy = seer()
-    group = make_group("a", n=4)
-    pushed(policy, group)
-    assert taken(policy, 3) == ["a.0", "a.1", "a.2"]
-    end(policy, group.requests[0], 50)
-    policy.push(grow(group.requests[1], 30))
-    assert taken(policy) == ["a.1", "a.3"]
+GROUPS = {"known": (10, 30), "longer": (40, 50, 0), "unknown": (), "new": ()}
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["take", "back", "back", "back", "end"]),
+        st.integers(0, 11),
+        st.integers(0, 25),
+    ),
+    min_size=10,
+    max_size=60,
+)
 
 
-def test_while_nothing_is_known_the_request_with_the_fewest_tokens_goes_first() -> None:
-    policy = seer()
-    a, b = make_group("a", n=3), make_group("b", n=3)
-    pushed(policy, a, b)
-    assert taken(policy, 4) == ["a.0", "b.0", "a.1", "a.2"]
-    policy.push(grow(a.requests[1], 30))
-    policy.push(grow(a.requests[2], 20))
-    assert taken(policy, 3) == ["b.1", "b.2", "a.2"], "those that have nothing yet go first"
-    policy.push(grow(b.requests[1], 40))
-    end(policy, a.requests[0], 90)
-    assert taken(policy) == ["b.1", "a.1"], "a is known now, b is not"
-
-
-def test_a_request_that_outgrew_its_siblings_goes_before_groups_with_an_estimate() -> None:
-    policy = seer()
-    short, long = make_group("s", n=4), make_group("l", n=3)
-    pushed(policy, short, long)
-    taken(policy, 7)
-    end(policy, short.requests[0], 20)
-    end(policy, long.requests[0], 60)
-    policy.push(grow(long.requests[1], 10))
-    policy.push(grow(short.requests[1], 19))
-    policy.push(grow(short.requests[2], 20))
-    policy.push(grow(short.requests[3], 30))
-    assert taken(policy, 1) == ["s.3"], "the longest request past its estimate"
-    policy.push(grow(short.requests[3], 5))
-    end(policy, long.requests[2], 90)
-    assert taken(policy) == ["s.3", "s.2", "l.1", "s.1"]
-
-
-def test_an_estimate_that_catches_up_puts_a_request_back_into_its_group() -> None:
-    policy = seer()
-    short, long = make_group("s", n=3), make_group("l", n=2)
-    pushed(policy, short, long)
-    taken(policy, 5)
-    end(policy, short.requests[0], 20)
-    end(policy, long.requests[0], 60)
-    policy.push(grow(short.requests[1], 25))
-    policy.push(grow(long.requests[1], 5))
-    assert policy.peek() is short.requests[1]
-    end(policy, short.requests[2], 40)
-    assert taken(policy) == ["l.1", "s.1"]
-
-
-def test_what_is_ready_when_the_first_sample_ends_may_have_outgrown_it_already() -> None:
-    policy = seer()
-    short, long = make_group("s", n=3), make_group("l", n=2)
-    pushed(policy, short, long)
-    taken(policy, 5)
-    end(policy, long.requests[0], 60)
-    policy.push(grow(short.requests[1], 25))
-    policy.push(grow(long.requests[1], 5))
-    end(policy, short.requests[0], 20)
-    assert taken(policy) == ["s.1", "l.1"]
+@settings(max_examples=300, deadline=None)
+@given(STEPS)
+def test_the_next_request_is_that_of_a_scan_of_all(steps: list[tuple[str, int, int]]) -> None:
+    known = KnownLengths()
+    for name, lengths in GROUPS.items():
+        for index, length in enumerate(lengths):
+            known.add(length, prompt_ids=None, group_id=name, index=index)
+    policy, groups = seer(known), [make_group(name, n=3) for name in GROUPS]
+    ready = {request for group in groups for request in group.requests}
+    flying: list[Request] = []
+    pushed(policy, *groups)
+    for step, number, tokens in [*[("take", 0, 0)] * 12, *steps, *[("take", 0, 0)] * 12]:
+        if step == "take" and ready:
+            request = first_by_the_rules(ready, known)
+            assert policy.peek() is request
+            assert policy.pop() is request
+            ready.remove(request)
+            flying.append(request)
+        elif step == "back" and flying:
+            request = grow(flying.pop(number % len(flying)), tokens)
+            policy.push(request)
+            ready.add(request)
+        elif step == "end" and flying:
+            request = flying.pop(number % len(flying))
+            end(policy, request, request.generated + tokens)
+    assert policy.peek() is None
 
 
 def test_a_changed_estimate_lists_the_group_once_more_not_its_requests() -> None:
@@ -141,43 +109,6 @@ def test_a_changed_estimate_lists_the_group_once_more_not_its_requests() -> None
     end(policy, group.requests[4], 5)
     assert len(policy._queue) == before[0] + 1, "the estimate is the same"
     assert len(taken(policy)) == 90
-
-
-def test_what_is_ready_when_a_known_estimate_falls_may_have_outgrown_it() -> None:
-    known = KnownLengths()
-    known.add(100, prompt_ids=None, group_id="a", index=0)
-    known.add(80, prompt_ids=None, group_id="b", index=0)
-    policy = seer(known)
-    group, other = make_group("a", n=3), make_group("b", n=1)
-    pushed(policy, group, other)
-    assert taken(policy) == ["a.0", "a.1", "a.2", "b.0"]
-    policy.push(grow(group.requests[1], 60))
-    policy.push(other.requests[0])
-    end(policy, group.requests[0], 10)  # a: (100 + 10) / 2 = 55
-    assert taken(policy) == ["a.1", "b.0"]
-
-
-def test_a_group_known_from_before_needs_no_probe_and_goes_by_its_mean() -> None:
-    known = KnownLengths()
-    for name, lengths in {"a": (10, 90), "b": (60, 60), "c": (5, 7)}.items():
-        for index, length in enumerate(lengths):
-            known.add(length, prompt_ids=None, group_id=name, index=index)
-    policy = seer(known)
-    groups = {name: make_group(name, n=2) for name in ("c", "a", "b", "new")}
-    pushed(policy, *groups.values())
-    assert taken(policy) == ["new.0", "new.1", "b.0", "b.1", "a.0", "a.1", "c.0", "c.1"]
-
-
-def test_what_has_ended_now_counts_beside_what_ended_before() -> None:
-    known = KnownLengths()
-    known.add(50, prompt_ids=None, group_id="a", index=0)
-    known.add(60, prompt_ids=None, group_id="b", index=0)
-    policy = seer(known)
-    a, b = make_group("a", n=3), make_group("b", n=3)
-    pushed(policy, a, b)
-    assert taken(policy, 1) == ["b.0"]
-    end(policy, b.requests[0], 20)  # mean 40
-    assert taken(policy) == ["a.0", "a.1", "a.2", "b.1", "b.2"]
 
 
 def test_the_oracle_sends_what_has_most_tokens_to_go() -> None:
