@@ -32,8 +32,7 @@ from seer_sgl.link.contract import INDEX_BYTES
 from tests.draft.replicas import PLENTY, PROMPT, Engine, delta, tokens_of
 
 
-def test_what_is_decoded_here_is_sent_in_one_message_a_flush() -> None:
-    engine = Engine()
+def test_what_is_decoded_here_is_sent_in_one_message_a_flush(engine: Engine) -> None:
     first = engine.replica.begin("g", 0, PROMPT, [])
     second = engine.replica.begin("g", 1, PROMPT, [])
     assert engine.pass_time() == [Open({"g": {0: 0, 1: 0}})]
@@ -45,11 +44,9 @@ def test_what_is_decoded_here_is_sent_in_one_message_a_flush() -> None:
     assert engine.pass_time() == [Deltas([delta("g", 0, 0, 5, 8), delta("g", 1, 0, 6, 7)])]
     assert engine.pass_time() == []
     assert engine.drafter.prompts == {"g": PROMPT}
-    engine.check()
 
 
-def test_what_others_decoded_goes_into_the_index() -> None:
-    engine = Engine()
+def test_what_others_decoded_goes_into_the_index(engine: Engine) -> None:
     slot = engine.replica.begin("g", 0, PROMPT, [9])
     sibling = engine.replica.begin("g", 2, PROMPT, [4])
     engine.receive(Deltas([delta("g", 1, 0, 5, 6), delta("unknown", 0, 0, 1)]))
@@ -60,11 +57,9 @@ def test_what_others_decoded_goes_into_the_index() -> None:
     assert engine.replica.source(sibling, 0) == "here"
     engine.pass_time()
     assert engine.pass_time() == [], "and is not sent back"
-    engine.check()
 
 
-def test_a_call_continues_where_the_last_one_ended() -> None:
-    engine = Engine()
+def test_a_call_continues_where_the_last_one_ended(engine: Engine) -> None:
     slot = engine.replica.begin("g", 3, PROMPT, [])
     engine.decode(slot, 5, 6)
     engine.replica.end(slot)
@@ -77,11 +72,11 @@ def test_a_call_continues_where_the_last_one_ended() -> None:
     deltas, opening = engine.pass_time()
     assert deltas == Deltas([delta("g", 3, 0, 5, 6, 7, 8, 9)])
     assert opening == Open({"g": {3: 5}})
-    engine.check()
 
 
-def test_tokens_of_another_engine_are_not_sent_again_when_the_call_comes_back() -> None:
-    engine = Engine()
+def test_tokens_of_another_engine_are_not_sent_again_when_the_call_comes_back(
+    engine: Engine,
+) -> None:
     slot = engine.replica.begin("g", 3, PROMPT, [])
     engine.decode(slot, 5, 6)
     engine.pass_time()
@@ -90,12 +85,12 @@ def test_tokens_of_another_engine_are_not_sent_again_when_the_call_comes_back() 
     engine.decode(slot, 9)
     assert engine.pass_time() == [Deltas([delta("g", 3, 4, 9)])]
     assert engine.index() == [[5, 6, 7, 8, 9]]
-    engine.check()
 
 
 @pytest.mark.parametrize("response", [[5], [5, 9], [5, 9, 9, 9]])
-def test_a_call_that_went_another_way_is_a_sequence_of_its_own(response: list[int]) -> None:
-    engine = Engine()
+def test_a_call_that_went_another_way_is_a_sequence_of_its_own(
+    engine: Engine, response: list[int]
+) -> None:
     engine.replica.begin("g", 0, PROMPT, [])
     engine.receive(Deltas([delta("g", 3, 0, 5, 6, 7)]))
     engine.pass_time()
@@ -112,11 +107,11 @@ def test_a_call_that_went_another_way_is_a_sequence_of_its_own(response: list[in
     slot = engine.replica.begin("g", 3, PROMPT, [*response, 8])
     engine.decode(slot, 1)
     assert engine.pass_time() == [Deltas([delta("g", number, len(response) + 1, 1)])]
-    engine.check()
 
 
-def test_a_running_call_is_not_touched_by_what_a_lost_engine_had_gone_further() -> None:
-    engine = Engine()
+def test_a_running_call_is_not_touched_by_what_a_lost_engine_had_gone_further(
+    engine: Engine,
+) -> None:
     slot = engine.replica.begin("g", 3, PROMPT, [5])
     engine.decode(slot, 6)
     engine.pass_time()
@@ -129,7 +124,6 @@ def test_a_running_call_is_not_touched_by_what_a_lost_engine_had_gone_further() 
     assert deltas.deltas[0].sequence % SEQUENCES == 3
     engine.receive(Deltas([delta("g", 3, 0, 5, 7, 8)]))
     assert engine.index() == [[5, 6, 9], [5, 7, 8]]
-    engine.check()
 
 
 def test_a_turn_continues_the_tokens_of_the_turn_before_it() -> None:
@@ -162,24 +156,21 @@ def test_two_continuations_of_one_turn_at_once_do_not_mix() -> None:
     engine.check()
 
 
-def test_a_response_that_begins_like_a_short_sibling_leaves_it_alone() -> None:
-    engine = Engine()
+def test_a_response_that_begins_like_a_short_sibling_leaves_it_alone(engine: Engine) -> None:
     engine.replica.begin("g", 9, PROMPT, [])
     engine.receive(Deltas([delta("g", 0, 0, 5, 6)]))
     engine.decode(engine.replica.begin("g", 1, PROMPT, [5, 6, 7]), 8)
     assert engine.index() == [[], [5, 6], [5, 6, 7, 8]]
 
 
-def test_two_calls_of_one_sequence_at_once_do_not_mix() -> None:
-    engine = Engine()
+def test_two_calls_of_one_sequence_at_once_do_not_mix(engine: Engine) -> None:
     slots = [engine.replica.begin("g", -1, PROMPT, [5]) for _ in range(2)]
     engine.decode(slots[0], 6)
     engine.decode(slots[1], 7)
     assert engine.index() == [[5, 6], [5, 7]]
 
 
-def test_a_group_is_left_when_it_was_idle_and_joined_again_when_it_is_not() -> None:
-    engine = Engine()
+def test_a_group_is_left_when_it_was_idle_and_joined_again_when_it_is_not(engine: Engine) -> None:
     slot = engine.replica.begin("g", 0, PROMPT, [5])
     engine.pass_time()
     engine.replica.end(slot)
@@ -192,8 +183,7 @@ def test_a_group_is_left_when_it_was_idle_and_joined_again_when_it_is_not() -> N
     assert engine.pass_time() == [Open({"g": {0: 1, 1: 0}})]
 
 
-def test_many_groups_are_left_in_messages_of_bounded_size() -> None:
-    engine = Engine()
+def test_many_groups_are_left_in_messages_of_bounded_size(engine: Engine) -> None:
     names = [f"{number:0{MAX_NAME}}" for number in range(FRAME_BYTES // MAX_NAME)]
     for name in names:
         engine.replica.end(engine.replica.begin(name, 0, PROMPT, []))
@@ -203,8 +193,7 @@ def test_many_groups_are_left_in_messages_of_bounded_size() -> None:
     assert [name for message in left for name in message.groups] == names
 
 
-def test_a_group_that_is_done_is_closed_even_while_it_runs() -> None:
-    engine = Engine()
+def test_a_group_that_is_done_is_closed_even_while_it_runs(engine: Engine) -> None:
     slot = engine.replica.begin("g", 0, PROMPT, [])
     engine.pass_time()
     engine.receive(Done(["g", "unknown"]))
@@ -323,8 +312,7 @@ def test_the_memory_of_a_real_index_stays_bounded_while_all_groups_run() -> None
     assert closed > 0, "the limit was reached"
 
 
-def test_the_work_of_one_step_is_bounded() -> None:
-    engine = Engine()
+def test_the_work_of_one_step_is_bounded(engine: Engine) -> None:
     engine.replica.begin("g", 0, PROMPT, [])
     tokens = range(5 * DRAIN_TOKENS)
     engine.replica.received(Deltas([delta("g", 1, 0, *tokens)]))
@@ -335,11 +323,9 @@ def test_the_work_of_one_step_is_bounded() -> None:
     steps = [after - before for before, after in itertools.pairwise([0, *lengths])]
     assert all(step <= DRAIN_TOKENS for step in steps)
     assert engine.index() == [[], list(tokens)]
-    engine.check()
 
 
-def test_a_message_waits_until_its_last_token_is_in_the_index() -> None:
-    engine = Engine()
+def test_a_message_waits_until_its_last_token_is_in_the_index(engine: Engine) -> None:
     engine.replica.begin("g", 0, PROMPT, [])
     engine.replica.received(Deltas([delta("g", 1, 0, 7)]))
     engine.now = 0.5
@@ -359,16 +345,13 @@ def test_a_message_waits_until_its_last_token_is_in_the_index() -> None:
         Delta("g", 1, (1 << 31) - 1, b"abcd"),
     ],
 )
-def test_nonsense_never_reaches_the_index(bad: Delta) -> None:
-    engine = Engine()
+def test_nonsense_never_reaches_the_index(engine: Engine, bad: Delta) -> None:
     engine.replica.begin("g", 0, PROMPT, [])
     engine.receive(Deltas([bad]))
     assert engine.index() == [[]]
-    engine.check()
 
 
-def test_sequences_of_a_group_are_bounded() -> None:
-    engine = Engine()
+def test_sequences_of_a_group_are_bounded(engine: Engine) -> None:
     engine.replica.begin("g", 0, PROMPT, [])
     engine.replica.received(Deltas([delta("g", i, 0, 1) for i in range(2 * MAX_SEQUENCES)]))
     while not engine.replica.facts()["waits"]["count"]:
@@ -377,8 +360,7 @@ def test_sequences_of_a_group_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("name", ["g" * (MAX_NAME + 1), "\ud800"])
-def test_names_that_cannot_travel_do_so_as_digests(name: str) -> None:
-    engine = Engine()
+def test_names_that_cannot_travel_do_so_as_digests(engine: Engine, name: str) -> None:
     slot = engine.replica.begin(name, 0, PROMPT, [])
     sent = engine.pass_time()
     assert sent == [Open({wire_name(name): {0: 0}})]
@@ -429,8 +411,7 @@ def test_without_a_hub_it_all_works() -> None:
     engine.check()
 
 
-def test_calls_that_all_have_one_name_end_neither_the_group_nor_the_engine() -> None:
-    engine = Engine()
+def test_calls_that_all_have_one_name_end_neither_the_group_nor_the_engine(engine: Engine) -> None:
     for _ in range(MAX_SEQUENCES + 10):
         slot = engine.replica.begin("g", 0, PROMPT, [])
         engine.decode(slot, 5)

@@ -13,8 +13,7 @@ from seer_sgl.draft.replica import RESYNC_S
 from tests.draft.replicas import PLENTY, PROMPT, Engine, delta, tokens_of
 
 
-def test_a_gap_is_asked_about_and_not_too_often() -> None:
-    engine = Engine()
+def test_a_gap_is_asked_about_and_not_too_often(engine: Engine) -> None:
     engine.replica.begin("g", 0, PROMPT, [])
     engine.pass_time()
     engine.pass_time(1.0)
@@ -25,8 +24,7 @@ def test_a_gap_is_asked_about_and_not_too_often() -> None:
     assert engine.pass_time() == []
 
 
-def test_what_other_engines_decoded_is_not_sent_unless_the_hub_lacks_it() -> None:
-    engine = Engine()
+def test_what_other_engines_decoded_is_not_sent_unless_the_hub_lacks_it(engine: Engine) -> None:
     slot = engine.replica.begin("g", 0, PROMPT, [5, 6])
     engine.decode(slot, 7)
     assert engine.pass_time() == [Deltas([delta("g", 0, 2, 7)]), Open({"g": {0: 3}})]
@@ -67,8 +65,7 @@ def test_a_wanted_length_counts_as_much_as_it_takes(monkeypatch: pytest.MonkeyPa
     assert lost == [0, 1], "the large one takes more room than a thousand small ones"
 
 
-def test_who_is_asked_about_a_group_says_again_that_it_is_served() -> None:
-    engine = Engine()
+def test_who_is_asked_about_a_group_says_again_that_it_is_served(engine: Engine) -> None:
     engine.decode(engine.replica.begin("g", 0, PROMPT, []), 5)
     engine.pass_time()
     engine.pass_time(2.0)
