@@ -12,7 +12,7 @@ from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.scheduling.strategy import make_strategy
 from seer_sgl.types import Chunk, ChunkResult, Move
 from tests.helpers import LEFT, make_group, make_reply
-from tests.scheduling.chunks import take, take_all
+from tests.scheduling.chunks import submitted, take, take_all
 
 
 def baseline(name: str, engines: int = 3) -> Scheduler:
@@ -77,8 +77,7 @@ def test_groups_go_to_the_engine_with_the_fewest_requests() -> None:
 @pytest.mark.parametrize("name", ["group_round_robin", "group_least_loaded"])
 def test_what_an_engine_lost_goes_to_another_and_no_pin_is_left(name: str) -> None:
     scheduler = baseline(name, engines=2)
-    group = make_group("g", n=3)
-    scheduler.submit(group)
+    group = submitted(scheduler, "g", n=3)
     first = take_all(scheduler)
     pinned = first[0].engine_id
     scheduler.set_available(pinned, False)

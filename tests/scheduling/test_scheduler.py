@@ -21,7 +21,7 @@ from seer_sgl.scheduling.setbacks import (
 )
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult, FinishReason
 from tests.helpers import LEFT, UNDIVIDABLE, make_group, make_reply, why_given_up
-from tests.scheduling.chunks import take
+from tests.scheduling.chunks import submitted, take
 
 
 def one_engine(chunk_tokens: int = 30, capacity: int = 1000, max_inflight: int = 10) -> Scheduler:
@@ -50,8 +50,7 @@ def failed(scheduler: Scheduler, chunk: Chunk, error: Exception) -> None:
 
 def test_a_request_is_sent_in_chunks_and_the_last_one_is_shorter() -> None:
     scheduler = one_engine(chunk_tokens=40)
-    group = make_group(n=1, max_response_len=100)
-    scheduler.submit(group)
+    group = submitted(scheduler, n=1, max_response_len=100)
     budgets = []
     for _ in range(3):
         chunk = take(scheduler)
@@ -66,8 +65,7 @@ def test_a_request_is_sent_in_chunks_and_the_last_one_is_shorter() -> None:
 
 def test_requests_go_first_come_first_served_and_keep_their_place() -> None:
     scheduler = one_engine(max_inflight=2)
-    group = make_group(n=4)
-    scheduler.submit(group)
+    submitted(scheduler, n=4)
     first, second = take(scheduler), take(scheduler)
     assert [first.request.index, second.request.index] == [0, 1]
     returned(scheduler, first, make_reply(30))
@@ -125,8 +123,7 @@ def test_a_request_that_cannot_be_continued_keeps_nothing_and_begins_again(
 
 def test_a_request_that_is_aborted_whenever_it_begins_again_gives_its_group_up() -> None:
     scheduler = engines(1, patience_s=0.0)
-    group = make_group(n=1, max_response_len=100, sampling=UNDIVIDABLE)
-    scheduler.submit(group)
+    group = submitted(scheduler, n=1, max_response_len=100, sampling=UNDIVIDABLE)
     for _ in range(MAX_CONSECUTIVE_ABORTS):
         assert why_given_up(group) is None
         returned(scheduler, take(scheduler), make_reply(40, "abort"))
@@ -136,8 +133,7 @@ def test_a_request_that_is_aborted_whenever_it_begins_again_gives_its_group_up()
 @pytest.mark.parametrize("finish", ["abort", "length"])
 def test_a_chunk_that_ends_early_shortens_no_response(finish: FinishReason) -> None:
     scheduler = one_engine()
-    group = make_group(n=1, max_response_len=30)
-    scheduler.submit(group)
+    group = submitted(scheduler, n=1, max_response_len=30)
     returned(scheduler, take(scheduler), make_reply(12, finish))
     assert group.requests[0].finish_reason is None
     chunk = take(scheduler)
@@ -174,8 +170,7 @@ def test_a_request_that_is_taken_back_again_and_again_is_not_given_up() -> None:
 
 def test_the_refusal_of_the_only_engine_gives_the_group_up_at_once() -> None:
     scheduler = one_engine()
-    group = make_group(n=2)
-    scheduler.submit(group)
+    group = submitted(scheduler, n=2)
     failed(scheduler, take(scheduler), RequestRejected("HTTP 400: too long"))
     assert group.withdrawn
     assert why_given_up(group) == "HTTP 400: too long"
@@ -227,8 +222,7 @@ def test_a_refused_request_keeps_its_turn_while_other_engines_are_never_empty() 
 def test_a_refused_request_without_another_engine_is_given_up_when_patience_ends() -> None:
     scheduler = engines(2)
     scheduler.set_available("e1", False)
-    group = make_group(n=1)
-    scheduler.submit(group)
+    group = submitted(scheduler, n=1)
     now = 1.0
     for attempt in range(MAX_CONSECUTIVE_FAILURES):
         assert why_given_up(group) is None
@@ -298,8 +292,7 @@ def test_failures_on_one_engine_alone_give_no_group_up_while_another_one_is_ther
 
 def test_a_request_that_only_fails_gives_its_group_up_and_progress_forgives() -> None:
     scheduler = engines(1, 10, patience_s=0.0)
-    group = make_group(n=1)
-    scheduler.submit(group)
+    group = submitted(scheduler, n=1)
     for _ in range(MAX_CONSECUTIVE_FAILURES - 1):
         failed(scheduler, take(scheduler), EngineUnavailable("reset"))
     returned(scheduler, take(scheduler), make_reply(10))
@@ -312,8 +305,7 @@ def test_a_request_that_only_fails_gives_its_group_up_and_progress_forgives() ->
 
 def test_an_outage_shorter_than_our_patience_costs_no_group() -> None:
     scheduler = engines(1, 10)
-    group = make_group(n=1)
-    scheduler.submit(group)
+    group = submitted(scheduler, n=1)
     for _ in range(6):
         failed(scheduler, take(scheduler), EngineUnavailable("503"))
         assert why_given_up(group) is None
@@ -324,8 +316,7 @@ def test_an_outage_shorter_than_our_patience_costs_no_group() -> None:
 
 def test_time_in_which_the_driver_was_stopped_is_no_outage() -> None:
     scheduler = engines(1, 10)
-    group = make_group(n=1)
-    scheduler.submit(group)
+    group = submitted(scheduler, n=1)
     for now in (1.0, *(1000.0,) * (2 * MAX_CONSECUTIVE_FAILURES)):
         chunk = take(scheduler)
         scheduler.complete(ChunkResult(chunk=chunk, now=now, error=EngineUnavailable("503")))
@@ -334,8 +325,7 @@ def test_time_in_which_the_driver_was_stopped_is_no_outage() -> None:
 
 def test_aborts_before_the_first_token_are_no_failures_of_the_request() -> None:
     scheduler = one_engine()
-    group = make_group(n=1)
-    scheduler.submit(group)
+    group = submitted(scheduler, n=1)
     for attempt in range(2 * MAX_CONSECUTIVE_ABORTS - 1):
         chunk = take(scheduler)
         if attempt == MAX_CONSECUTIVE_ABORTS - 1:
@@ -398,8 +388,7 @@ def test_a_retracted_chunk_makes_its_engine_take_less(retractions: int) -> None:
 def test_an_idle_schedulers_books_are_empty_and_what_is_left_is_named() -> None:
     scheduler = one_engine()
     assert scheduler.check() == []
-    group = make_group("left", n=2)
-    scheduler.submit(group)
+    group = submitted(scheduler, "left", n=2)
     chunk = take(scheduler)
     breaches = scheduler.check()
     assert [line for line in breaches if "has 1 chunks in flight" in line]
@@ -480,8 +469,7 @@ def test_a_preferred_group_with_chunks_in_flight_stays_ahead_between_its_chunks(
 
 def test_a_request_whose_tokens_are_all_there_has_ended_whatever_the_reply_says() -> None:
     scheduler = one_engine(chunk_tokens=100)
-    group = make_group(n=1, max_response_len=40)
-    scheduler.submit(group)
+    group = submitted(scheduler, n=1, max_response_len=40)
     returned(scheduler, take(scheduler), make_reply(40, "abort"))
     assert group.requests[0].finish_reason == "length"
     assert scheduler.check() == []

@@ -11,7 +11,7 @@ from seer_sgl.scheduling.timed_waits import TimedWaits
 from seer_sgl.timing import DEFAULT
 from seer_sgl.types import Chunk, ChunkResult, Group, Move
 from tests.helpers import LEFT, make_group, make_reply
-from tests.scheduling.chunks import take
+from tests.scheduling.chunks import submitted, take
 
 
 def test_a_request_that_left_and_came_back_waits_until_its_new_time() -> None:
@@ -62,8 +62,7 @@ def parked(
     scheduler: Scheduler, group_id: str = "g", *, n: int = 1, now: float = 50.0
 ) -> tuple[Group, Chunk]:
     """Returns a group whose first request waits after its first chunk, and that chunk."""
-    group = make_group(group_id, n=n)
-    scheduler.submit(group)
+    group = submitted(scheduler, group_id, n=n)
     chunk = take(scheduler)
     scheduler.complete(ChunkResult(chunk=chunk, now=now, reply=make_reply(10)))
     others = [take(scheduler, now) for _ in range(n - 1)]
@@ -153,8 +152,7 @@ def test_kv_that_will_never_be_whole_is_not_waited_for_any_longer(
 def test_kv_of_older_weights_is_not_waited_for(
     scheduler: Scheduler, placement: WaitsForKV, waits: bool
 ) -> None:
-    group = make_group(n=1)
-    scheduler.submit(group)
+    group = submitted(scheduler, n=1)
     chunk = take(scheduler)
     scheduler.complete(ChunkResult(chunk=chunk, now=50.0, reply=make_reply(10)))
     if waits:
@@ -170,8 +168,7 @@ def test_kv_of_older_weights_is_not_waited_for(
 
 
 def test_the_chunk_in_flight_is_still_acknowledged_after_new_weights(scheduler: Scheduler) -> None:
-    group = make_group(n=1)
-    scheduler.submit(group)
+    group = submitted(scheduler, n=1)
     chunk = take(scheduler)
     scheduler.forget_kv()
     assert scheduler.stored(chunk.rid, True) is group.requests[0]
@@ -180,8 +177,7 @@ def test_the_chunk_in_flight_is_still_acknowledged_after_new_weights(scheduler: 
 def test_acknowledgements_of_older_chunks_and_of_strangers_change_nothing(
     scheduler: Scheduler,
 ) -> None:
-    group = make_group(n=1)
-    scheduler.submit(group)
+    group = submitted(scheduler, n=1)
     older = take(scheduler)
     scheduler.complete(ChunkResult(chunk=older, now=1.0, error=EngineUnavailable("reset")))
     newer = take(scheduler)
