@@ -2,13 +2,13 @@
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seer_sgl.errors import EngineDied, EngineStalled, EngineUnavailable
+from seer_sgl.sampling import NEUTRAL
 from seer_sgl.scheduling.engine_index import EngineSlot
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.scheduler import Scheduler
@@ -102,17 +102,20 @@ def single(n: int, **options: object) -> Group:
     slots=st.integers(1, 12),
     max_kills=st.integers(2, 4),
     poison=st.tuples(st.integers(0, 39), st.integers(0, LONGEST - 1)),
+    whole=st.booleans(),
 )
 def test_a_request_that_kills_is_given_up_alone_after_few_engines(
-    n: int, engines: int, slots: int, max_kills: int, poison: tuple[int, int]
+    *, n: int, engines: int, slots: int, max_kills: int, poison: tuple[int, int], whole: bool
 ) -> None:
     culprit, at = poison[0] % n, poison[1]
 
     def deadly(chunk: Chunk) -> bool:
         begin = chunk.request.generated
+        assert not whole or chunk.max_new_tokens == LONGEST
         return chunk.request.index == culprit and begin <= at < begin + chunk.max_new_tokens
 
-    world, group = World(engines, deadly, max_kills=max_kills, slots=slots), single(n)
+    world = World(engines, deadly, max_kills=max_kills, slots=slots)
+    group = single(n, sampling=UNDIVIDABLE if whole else NEUTRAL)
     world.roll_out(group)
     for request in group.requests:
         assert request.state is RequestState.FINISHED
@@ -125,7 +128,7 @@ def test_a_request_that_kills_is_given_up_alone_after_few_engines(
             assert request.generated == LONGEST
     assert max_kills <= len(world.deaths) <= max_kills + 1
     assert world.together <= 1
-    if at % CHUNK < TEST_TOKENS:
+    if whole or at % CHUNK < TEST_TOKENS:
         beside = any(len(death) > 1 for death in world.deaths[1:])
         assert beside or len(world.deaths) == max_kills, "its test had the engine to itself"
 
@@ -163,21 +166,6 @@ def test_a_suspect_is_cleared_by_passing_what_its_lost_chunk_could_have_been() -
     assert len(world.deaths) == 2
     assert all(request.failure is None for request in group.requests)
     assert world.most_deaths == 1
-
-
-def test_requests_that_cannot_be_divided_are_tested_whole() -> None:
-    seen = []
-
-    def deadly(chunk: Chunk) -> bool:
-        seen.append(chunk.max_new_tokens)
-        return chunk.request.index == 2
-
-    world = World(3, deadly)
-    group = single(5, sampling=UNDIVIDABLE)
-    world.roll_out(group)
-    assert set(seen) == {LONGEST}
-    assert [request.failure is not None for request in group.requests] == [i == 2 for i in range(5)]
-    assert len(world.deaths) == 2
 
 
 def test_suspects_do_not_wait_for_each_other_when_one_of_them_is_aborted() -> None:
@@ -264,10 +252,9 @@ def test_no_bystander_is_given_up_whatever_comes_beside_it(
     world = Crowd(engines, deadly, draw)
     names = [*deadly, *(f"bystander {i}" for i in range(bystanders))]
     draw.shuffle(names)
-    options: dict[str, Any] = {"sampling": UNDIVIDABLE} if whole else {}
     groups = []
     for name in names:
-        groups.append(single(1, group_id=name, **options))
+        groups.append(single(1, group_id=name, sampling=UNDIVIDABLE if whole else NEUTRAL))
         world.scheduler.submit(groups[-1])
         for _ in range(draw.choice([0, 0, 1, 3])):
             world.round()
