@@ -138,9 +138,10 @@ def test_a_chunk_that_ends_early_shortens_no_response(finish: FinishReason) -> N
     assert group.requests[0].finish_reason is None
     chunk = take(scheduler)
     assert chunk.max_new_tokens == 18
-    returned(scheduler, chunk, make_reply(18, first=13))
+    returned(scheduler, chunk, make_reply(18, finish, first=13))
     assert list(group.requests[0].response_ids) == list(range(1, 31))
-    assert group.requests[0].finish_reason == "length"
+    assert group.requests[0].finish_reason == "length", "all tokens are there"
+    assert scheduler.check() == []
 
 
 def test_groups_of_equal_ids_do_not_share_a_prompt() -> None:
@@ -465,11 +466,3 @@ def test_a_preferred_group_with_chunks_in_flight_stays_ahead_between_its_chunks(
     scheduler.withdraw(preferred, LEFT)
     returned(scheduler, chunk, make_reply(10))
     assert take(scheduler).request.group is first
-
-
-def test_a_request_whose_tokens_are_all_there_has_ended_whatever_the_reply_says() -> None:
-    scheduler = one_engine(chunk_tokens=100)
-    group = submitted(scheduler, n=1, max_response_len=40)
-    returned(scheduler, take(scheduler), make_reply(40, "abort"))
-    assert group.requests[0].finish_reason == "length"
-    assert scheduler.check() == []
