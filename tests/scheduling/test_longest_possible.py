@@ -69,20 +69,3 @@ def test_lengths_of_an_earlier_rollout_count_before_anything_has_ended() -> None
     policy = policy_of(known)
     pushed(policy, group_of("short", n=2), group_of("new", n=2), group_of("long", n=2))
     assert taken(policy) == ["new.0", "new.1", "long.0", "long.1", "short.0", "short.1"]
-
-
-def test_nothing_is_kept_of_groups_that_have_ended() -> None:
-    policy = policy_of()
-    always = group_of("always")
-    pushed(policy, always)
-    for number in range(500):
-        group = group_of(f"g{number}", n=2)
-        pushed(policy, group)
-        for request in group.requests:
-            policy.take_out(request)
-            end(policy, request, 10)
-        policy.withdraw(group)
-    assert list(policy._groups) == ["always"]
-    assert len(policy._queue) == 1
-    assert len(policy._queue._heap) < 100
-    assert len(policy._ready) == 4

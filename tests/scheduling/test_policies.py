@@ -12,7 +12,7 @@ from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.longest_possible import LongestPossible
 from seer_sgl.scheduling.policy import LongestRemaining
 from seer_sgl.types import Group, Request
-from tests.helpers import make_group, make_reply
+from tests.helpers import make_group
 from tests.support.policies import UNGUARDED, end, grow, pushed, taken
 
 
@@ -162,8 +162,11 @@ def test_no_ready_request_waits_longer_than_the_bound(
     assert not due
 
 
-def test_finished_groups_are_forgotten_while_longer_ones_are_always_ready() -> None:
-    policy = seer()
+@pytest.mark.parametrize("kind", [ContextAware, LongestPossible])
+def test_finished_groups_are_forgotten_while_longer_ones_are_always_ready(
+    kind: type[ContextAware | LongestPossible],
+) -> None:
+    policy = kind(guard_every=UNGUARDED)
     long = [make_group(f"long{i}", n=2, max_response_len=10_000) for i in range(3)]
     pushed(policy, *long)
     short: WeakSet[Group] = WeakSet()
@@ -173,9 +176,10 @@ def test_finished_groups_are_forgotten_while_longer_ones_are_always_ready() -> N
         pushed(policy, group)
         for request in group.requests:
             policy.take_out(request)
-            request.response_ids = make_reply(10).ids
-            policy.finished(request)
+            end(policy, request, 10)
         policy.withdraw(group)
     gc.collect()
     assert len(short) < 100
+    assert {group.uid for group in long} == set(policy._groups)
+    assert len(policy._queue._heap) < 100
     assert sorted(taken(policy)) == sorted(r.uid for group in long for r in group.requests)
