@@ -52,8 +52,7 @@ def crashing(fields: Mapping[str, Any], engines: Sequence[EngineInfo]) -> Iterat
     for rid in _list(request.rid):
         if rid.startswith(HEALTH_CHECK):
             yield Reason("rid", f"names that begin with {HEALTH_CHECK} are SGLang's own")
-    if request.return_logprob:
-        yield from _logprobs(request, engines[0].vocab_size)
+    yield from _logprobs(request, engines[0].vocab_size)
     for params in _list(request.sampling_params):
         yield from _sampling(params, engines)
 
@@ -126,9 +125,9 @@ def _lists(request: GenerateFields, prompts: int | None) -> Iterator[Reason]:
 
 
 def _logprobs(request: GenerateFields, vocab_size: int | None) -> Iterator[Reason]:
-    if any(start < -1 for start in _list(request.logprob_start_len)):
+    if request.return_logprob and any(start < -1 for start in _list(request.logprob_start_len)):
         yield Reason("logprob_start_len", "must be at least -1")
-    most = vocab_size
+    most = vocab_size  # whether wanted or not: SGLang counts for all of a batch if one wants some
     if most is not None and any(count > most for count in _list(request.top_logprobs_num)):
         yield Reason("top_logprobs_num", f"the vocabulary has {most} tokens")
 

@@ -92,18 +92,13 @@ def test_fields_that_do_not_fit_one_another_are_refused(fields: dict[str, Any], 
     assert refused(fields) == named
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"logprob_start_len": -2}, "logprob_start_len"),
-        ({"top_logprobs_num": VOCABULARY + 1}, "top_logprobs_num"),
-    ],
-)
-def test_log_probabilities_that_end_an_engine_are_refused_where_they_are_wanted(
-    fields: dict[str, Any], named: str
-) -> None:
-    assert refused({"input_ids": [5], **fields}) is None
-    assert refused({"input_ids": [5], "return_logprob": True, **fields}) == named
+def test_log_probabilities_that_end_an_engine_are_refused() -> None:
+    early = {"input_ids": [5], "logprob_start_len": -2}
+    assert refused(early) is None  # ignored where no log probability is wanted
+    assert refused({**early, "return_logprob": True}) == "logprob_start_len"
+    for wanted in (False, True):  # another request of the batch may want some
+        many = {"input_ids": [5], "top_logprobs_num": VOCABULARY + 1, "return_logprob": wanted}
+        assert refused(many) == "top_logprobs_num"
     batch = {"input_ids": [[5]], "return_logprob": True, "top_logprobs_num": [1]}
     assert refused(batch) is None
 
