@@ -1,6 +1,5 @@
 """Releases KV from the pool once no request can read it, so that the pool holds live KV only."""
 
-from array import array
 from collections.abc import Mapping, Sequence
 
 from typing_extensions import override
@@ -89,7 +88,7 @@ def _is_blank(request: Request) -> bool:
     return not request.generated and request.state is not RequestState.FINISHED
 
 
-def common_prefix(first: "array[int]", second: "array[int]") -> int:
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Returns the number of leading tokens that both sequences share."""
     low, high = 0, min(len(first), len(second))
     if first[:SOON] != second[:SOON]:

@@ -5,13 +5,13 @@ strings. A difference would give other prompts, other ends of responses and othe
 """
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from seer_sgl.driver.pool_pages import common_prefix
 from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.engine.answers import ask
 from seer_sgl.engine.client import HttpEngine
@@ -171,7 +171,7 @@ def difference(own: TextReading, other: TextReading) -> str | None:
         for number, (text, here) in enumerate(zip(TEXTS, ours, strict=True)):
             there = theirs[number] if number < len(theirs) else []
             if here != there:
-                start = _equal(here, there)
+                start = common_prefix(here, there)
                 return (
                     f"the tokens of the {kind} {text!r} differ from number {start} on: "
                     f"{_shown(there, start)} there, {_shown(here, start)} here"
@@ -181,12 +181,6 @@ def difference(own: TextReading, other: TextReading) -> str | None:
         if here_text != there_text:
             return f"the tokens {ids[:SHOWN]} are {there_text!r} there, {here_text!r} here"
     return None
-
-
-def _equal(here: Sequence[int], there: Sequence[int]) -> int:
-    """Returns the number of equal tokens at the beginning."""
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(here, there, strict=False))
-    return sum(1 for _ in pairs)
 
 
 def _shown(ids: Sequence[int], start: int) -> str:
