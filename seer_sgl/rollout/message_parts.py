@@ -52,11 +52,9 @@ def _template_part(part: Any, found: list[str], where: str) -> Any:
     return {"type": "image"}
 
 
-def has_images(record: "PromptRecord | str") -> bool:
+def has_images(record: "PromptRecord") -> bool:
     """Returns whether a prompt has images."""
-    if isinstance(record, str):
-        return False
-    return bool(record.image_data) or any(_image_parts(record.messages or ()))
+    return bool(record.image_data) or any(_image_parts(record.messages or []))
 
 
 def with_data_urls(messages: Sequence[Any], images: ImageReader) -> list[Any]:
@@ -90,6 +88,13 @@ def _replaced(message: Any, urls: Iterator[str]) -> Any:
 
 
 def _image_parts(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    contents = (message.get("content") for message in messages if isinstance(message, dict))
-    parts = (part for content in contents if isinstance(content, list) for part in content)
-    return (part for part in parts if isinstance(part, dict) and part.get("type") in KINDS)
+    return (part for part in parts_of(messages) if part.get("type") in KINDS)
+
+
+def parts_of(messages: Any) -> Iterator[dict[str, Any]]:
+    """Yields the parts of messages that are objects; none of what is no list of messages."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict):
+                yield part

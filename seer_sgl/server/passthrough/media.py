@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from seer_sgl.rollout.images import ADDRESS, FILE, MOST_OF_BODY, ImageReader, shown
+from seer_sgl.rollout.message_parts import parts_of
 from seer_sgl.server.errors import BadRequest
 
 # SGLang's forms of an image that is processed already (`_get_preprocessed_input_format`).
@@ -73,7 +74,7 @@ def require_inline(fields: dict[str, Any]) -> None:
                 _require_processed(name, value)
             elif isinstance(value, str):
                 _require_data_url(name, value)
-    for part in _parts(fields.get("messages")):
+    for part in parts_of(fields.get("messages")):
         for name in PARTS:
             for text in _texts(part.get(name)):
                 _require_data_url(f"messages: {name}", text)
@@ -132,14 +133,6 @@ def _require_processed(name: str, value: Any) -> None:
 def _require_data_url(name: str, text: str) -> None:
     if not text.startswith("data:"):
         raise BadRequest(f"{name}: {_shown(text)}: only data URLs (data:...;base64,...) are read")
-
-
-def _parts(messages: Any) -> Iterator[dict[str, Any]]:
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict):
-                yield part
 
 
 def _leaves(value: Any) -> Iterator[Any]:
