@@ -61,11 +61,7 @@ def passthrough_body(
     for name, why in crashing({name: given[name] for name in fields}, engines):
         raise BadRequest(f"{name}: {why}")
     require_inline(given)
-    rid, parameters = given.get("rid"), given.get("sampling_params") or {}
-    if rid is None:
-        rid = uuid.uuid4().hex
-        fields["rid"] = msgspec.Raw(dumps(rid))
-    name_session(fields, given)
+    rid, parameters = named(fields, given), given.get("sampling_params") or {}
     seeded = any(info.deterministic for info in engines)
     sampling = (
         [_filled(params, seeded) for params in parameters]
@@ -122,10 +118,16 @@ def require_placeholders(given: Mapping[str, Any], images: ImageReader, texts: P
             )
 
 
-def name_session(fields: dict[str, msgspec.Raw], given: Mapping[str, Any]) -> None:
-    """Writes a `session_id` that is a number as a text: SGLang refuses numbers."""
+def named(fields: dict[str, msgspec.Raw], given: Mapping[str, Any]) -> Any:
+    """Returns the `rid` of a request, and draws one if it has none. A `session_id` that is a number
+    is written as a text: SGLang refuses numbers."""
     if isinstance(given.get("session_id"), int):
         fields["session_id"] = msgspec.Raw(dumps(str(given["session_id"])))
+    rid = given.get("rid")
+    if rid is None:
+        rid = uuid.uuid4().hex
+        fields["rid"] = msgspec.Raw(dumps(rid))
+    return rid
 
 
 def names_of(rid: str | list[str], prompts: int | None, n: int) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """Passes requests on OpenAI's paths through."""
 
 import secrets
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +17,7 @@ from seer_sgl.server.generate_body import require_few
 from seer_sgl.server.json import dumps
 from seer_sgl.server.service import THREAD_BYTES, Service
 
-from .body import name_session, names_of
+from .body import named, names_of
 from .media import require_inline
 
 BYTES_PER_TOKEN = 4  # about, of a prompt that is not tokenized here
@@ -53,11 +52,7 @@ async def send_openai(
         raise BadRequest("messages: empty prompt")
     if prompt_len is None and reason != "completion_template":
         prompt_len = await _prompt_len(service, given.get("prompt"), len(body))
-    rid, n, prompts = given.get("rid"), given.get("n") or 1, _batch(given.get("prompt"))
-    if rid is None:
-        rid = uuid.uuid4().hex
-        fields["rid"] = msgspec.Raw(dumps(rid))
-    name_session(fields, given)
+    rid, n, prompts = named(fields, given), given.get("n") or 1, _batch(given.get("prompt"))
     if given.get("seed") is None and any(info.deterministic for info in service.infos()):
         # A deterministic SGLang gives all requests without a seed the same one.
         fields["seed"] = msgspec.Raw(dumps(secrets.randbits(31)))
