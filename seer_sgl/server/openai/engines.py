@@ -67,27 +67,26 @@ class Engines:
         self._facts: dict[tuple[str, str | None], Facts] = {}  # by engine and its start
 
     async def ask(self, method: str, path: str, body: bytes | None = None) -> EngineAnswer:
-        """Returns the answer of one engine.
-
-        Raises Unavailable if no engine answers.
-        """
-        async for _, answer in self.ask_each(method, path, body):
-            return answer
-        raise Unavailable("no engine answers")
+        """Returns the answer of one engine. Raises Unavailable if no engine answers."""
+        _, answer = await anext(self.ask_each(method, path, body))
+        return answer
 
     async def ask_each(
         self, method: str, path: str, body: bytes | None = None
     ) -> AsyncGenerator[tuple[HttpEngine, EngineAnswer], None]:
         """Yields one engine after the other, and its answer; those that do not answer are skipped.
 
-        Raises Unavailable if no engine serves.
+        Raises Unavailable if none answers.
         """
-        engines, turn = self._service.serving(), next(self._turn)
+        engines, turn, answers = self._service.serving(), next(self._turn), 0
         for number in range(len(engines)):
             engine = engines[(turn + number) % len(engines)]
             with contextlib.suppress(EngineError):
                 answer = await ask(engine, method, path, body)
+                answers += 1
                 yield engine, answer
+        if not answers:
+            raise Unavailable("no engine answers")
 
     async def until_they_generate(self) -> None:
         """Returns when no client holds generation: engines must stay idle while weights change."""

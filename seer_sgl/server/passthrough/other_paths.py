@@ -84,24 +84,19 @@ class OtherPaths:
     async def searched(self, http: web.Request) -> web.Response:
         """Sends a request to one engine after the other until one knows the object."""
         body = await http.read() if http.body_exists else None
-        found: EngineAnswer | None = None
         async for _, answer in self._engines.ask_each(http.method, http.path_qs, body):
-            found = answer
             if answer.status != HTTPStatus.NOT_FOUND:
                 break
-        if found is None:
-            raise Unavailable("no engine answers")
-        return _response(found)
+        return _response(answer)
 
     async def open_session(self, http: web.Request) -> web.Response:
         """Opens one of SGLang's sessions on an engine, and remembers the engine."""
         body = await http.read()
-        async for engine, answer in self._engines.ask_each("POST", http.path_qs, body):
-            session_id = answer.decoded(str)
-            if session_id is not None:
-                self._service.pinned.add(session_id, engine.info.engine_id)
-            return _response(answer)
-        raise Unavailable("no engine answers")
+        engine, answer = await anext(self._engines.ask_each("POST", http.path_qs, body))
+        session_id = answer.decoded(str)
+        if session_id is not None:
+            self._service.pinned.add(session_id, engine.info.engine_id)
+        return _response(answer)
 
     async def close_session(self, http: web.Request) -> web.Response:
         """Ends a conversation, or closes one of SGLang's own sessions."""
