@@ -20,7 +20,7 @@ from seer_sgl.engine.answers import ask_object
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.engine_types import EngineInfo
-from seer_sgl.errors import EngineError, EngineUnavailable, RolloutError
+from seer_sgl.errors import EngineError, EngineUnavailable
 from seer_sgl.rollout.rollout import Rollout
 
 from .calls import Answer, Call
@@ -106,14 +106,12 @@ class Service:
         return infos
 
     def longest(self) -> int:
-        """Returns the most tokens of prompt and response together. Raises Unavailable."""
-        try:
-            return self.driver.limits.longest_prompt + 1
-        except RolloutError as error:
-            raise Unavailable(str(error)) from error
+        """Returns the most tokens of prompt and response together. Raises RolloutError without
+        engines."""
+        return self.driver.limits.longest_prompt + 1
 
     def texts(self) -> PromptTexts:
-        """Returns the reader of the texts of prompts. Raises Unavailable."""
+        """Returns the reader of the texts of prompts. Raises RolloutError without engines."""
         encode = None if self.tokenizer is None else self.tokenizer.encode
         return PromptTexts(encode, self.longest())
 
