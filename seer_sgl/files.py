@@ -42,8 +42,9 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Writes a value as indented JSON, whole. Raises OSError like `write_whole`."""
-    write_whole(path, json.dumps(value, indent=2).encode() + b"\n")
+    """Writes a value as indented JSON, whole. Raises RolloutError; an earlier file stays then."""
+    with explained(path):
+        write_whole(path, json.dumps(value, indent=2).encode() + b"\n")
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -66,8 +66,8 @@ class BenchReport:
             "config": masked(msgspec.to_builtins(config)),
             "rounds": msgspec.to_builtins(self.rows),
         }
-        with explained(out / "report.json"):
-            write_json(out / "report.json", report)
+        write_json(out / "report.json", report)
+        with explained(out / "report.md"):
             write_whole(out / "report.md", markdown(report).encode())
         if can_draw():
             draw_arms(self.rows, arms, out / "arms")

@@ -186,10 +186,7 @@ def _write_again(
         for name in BESIDE:
             with explained(samples.with_name(name)):
                 samples.with_name(name).unlink(missing_ok=True)
-    path = samples.parent / "report.json"
-    with explained(path):
-        report = {**journal.report(), "error": _reason(given_up)}
-        write_json(path, report)
+    write_json(samples.parent / "report.json", {**journal.report(), "error": _reason(given_up)})
     if given_up is not None:
         raise given_up
     logger.info("%s", _summary(rollout.report()))
@@ -266,15 +263,11 @@ def _write_results(
     Incomplete files are removed.
     """
 
-    def write_report(path: Path) -> None:
-        write_json(path, report)
-
-    def write_timeline(path: Path) -> None:
-        draw_timeline(record, path)
-
-    files = {out / "report.json": write_report}
+    files: dict[Path, Callable[[Path], object]] = {
+        out / "report.json": lambda path: write_json(path, report)
+    }
     if can_draw():
-        files[out / "timeline"] = write_timeline  # a PNG and an SVG
+        files[out / "timeline"] = lambda path: draw_timeline(record, path)  # a PNG and an SVG
     unwritten = []
     try:
         writer.close()

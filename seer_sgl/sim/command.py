@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 
 from seer_sgl.errors import ConfigError
-from seer_sgl.files import explained, make_out_folder, refuse_rollout, write_json
+from seer_sgl.files import make_out_folder, refuse_rollout, write_json
 from seer_sgl.report.style import can_draw
 
 from .draws import drawn, draws_table
@@ -58,8 +58,7 @@ def run_simulation(
     else:
         answer, draw = _compared(sim_request, policy, console)
     if out is not None:
-        with explained(out / "report.json"):
-            write_json(out / "report.json", answer)
+        write_json(out / "report.json", answer)
         if draw is not None and can_draw():
             draw(out)
     if as_json:
