@@ -14,7 +14,7 @@ from seer_sgl.config import Config, LocalEngines, with_values
 from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.fleet import open_fleet
 from seer_sgl.errors import ConfigError, RolloutError, SeerError
-from seer_sgl.files import explained, write_whole
+from seer_sgl.files import write_json
 from seer_sgl.report.progress import ShownProgress
 from seer_sgl.rollout.command import COMPARISON, RolledOut, roll_out
 from seer_sgl.timing import DEFAULT, Timing
@@ -86,7 +86,8 @@ async def roll_out_and_compare(
         comparison, deterministic = await _compare(
             plain, ours, digests.taken, out, console, timing=timing
         )
-        _write(comparison, out / COMPARISON)
+        write_json(out / COMPARISON, msgspec.to_builtins(comparison))
+        logger.info("wrote %s", out / COMPARISON)
     except asyncio.CancelledError:
         logger.info("the comparison is incomplete; the rollout in %s is complete", out)
         raise
@@ -166,10 +167,3 @@ async def _compare(
 
 def _ratio(ours: float, plain: float) -> float:
     return round(ours / plain, 3) if plain else 0.0
-
-
-def _write(comparison: Comparison, path: Path) -> None:
-    with explained(path):
-        written = msgspec.json.format(msgspec.json.encode(comparison), indent=2)
-        write_whole(path, written + b"\n")
-    logger.info("wrote %s", path)
