@@ -47,12 +47,6 @@ class Served(NamedTuple):
     service: Service
     session: aiohttp.ClientSession
 
-    async def generate(self, **fields: Any) -> Any:
-        """Returns the JSON reply of `/generate`, which must succeed."""
-        async with self.session.post(f"{self.url}/generate", json=fields) as reply:
-            assert reply.status == 200, await reply.text()
-            return await reply.json()
-
     async def ask(self, method: str, path: str) -> tuple[int, Any]:
         """Returns status and JSON reply of a request without a body."""
         async with self.session.request(method, f"{self.url}{path}") as reply:
@@ -62,6 +56,16 @@ class Served(NamedTuple):
         """Returns status and JSON reply of a POST."""
         async with self.session.post(f"{self.url}{path}", json=fields) as reply:
             return reply.status, await reply.json(content_type=None)
+
+    async def ok(self, path: str, **fields: Any) -> Any:
+        """Returns the JSON reply of a POST, which must succeed."""
+        status, reply = await self.post(path, **fields)
+        assert status == 200, reply
+        return reply
+
+    async def generate(self, **fields: Any) -> Any:
+        """Returns the JSON reply of `/generate`, which must succeed."""
+        return await self.ok("/generate", **fields)
 
 
 @contextlib.asynccontextmanager

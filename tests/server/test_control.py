@@ -9,6 +9,7 @@ from seer_sgl.backend.replies import read_reply
 from tests.fake_sglang import FakeSGLang
 from tests.server.generating import LIMIT, PROMPT, SEED, generating
 from tests.server.helpers import CHUNK, Fakes, Served, served, two, until_held, whole
+from tests.support.bodies import body
 from tests.support.timing import OVER_JUMPS, QUICK
 from tests.support.waiting import outlast, polled, until
 
@@ -26,8 +27,7 @@ async def test_a_pause_keeps_tokens_and_continues_with_them(
 ) -> None:
     running = generating(it)
     await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
-    status, answer = await it.post("/pause_generation", mode=mode)
-    assert (status, answer["status"]) == (200, "ok")
+    assert (await it.ok("/pause_generation", mode=mode))["status"] == "ok"
     assert [fake.paused for fake in fakes] == [mode, mode]
     seen = [len(fake.seen) for fake in fakes]
     later = generating(it, seed=3 << 20)
@@ -38,8 +38,7 @@ async def test_a_pause_keeps_tokens_and_continues_with_them(
     assert hold["reason"] == "pause_generation"
     assert [len(fake.seen) for fake in fakes] == seen
     assert (await it.post("/pause_generation", mode=mode))[0] == 200, "twice is once"
-    status, answer = await it.post("/continue_generation")
-    assert (status, answer["status"]) == (200, "ok")
+    assert (await it.ok("/continue_generation"))["status"] == "ok"
     replies = await asyncio.gather(running, later)
     for seed, reply in zip((SEED, 3 << 20), replies, strict=True):
         assert reply["output_ids"] == whole(seed, len(PROMPT), fakes[0], LIMIT)
@@ -48,7 +47,7 @@ async def test_a_pause_keeps_tokens_and_continues_with_them(
 async def test_a_pause_with_abort_ends_every_call_with_its_tokens(it: Served, fakes: Fakes) -> None:
     running = [generating(it, seed << 20) for seed in range(1, 20)]
     await until(lambda: sum(len(fake.seen) for fake in fakes) >= 60)
-    assert (await it.post("/pause_generation"))[0] == 200
+    await it.ok("/pause_generation")
     replies = await asyncio.gather(*running)
     later = generating(it)
     await it.post("/continue_generation")
@@ -63,8 +62,8 @@ async def test_a_pause_that_an_engine_does_not_answer_is_one_of_the_others(
     it: Served, fakes: Fakes
 ) -> None:
     fakes[1].silent.add("/pause_generation")
-    status, answer = await it.post("/pause_generation", mode="retract")
-    assert (status, answer["engines"]["e1"]["status"]) == (200, None)
+    answer = await it.ok("/pause_generation", mode="retract")
+    assert answer["engines"]["e1"]["status"] is None
     fakes[0].refused["/continue_generation"] = 500
     status, answer = await it.post("/continue_generation")
     assert (status, answer["success"]) == (500, False)
@@ -78,11 +77,11 @@ async def test_a_pause_that_an_engine_refuses_pauses_none(it: Served, fakes: Fak
     assert not it.service.backend.holds
     assert [fake.paused for fake in fakes] == [None, None]
     fakes[1].refused.clear()
-    assert (await it.post("/pause_generation", mode="retract"))[0] == 200
+    await it.ok("/pause_generation", mode="retract")
     fakes[1].refused["/pause_generation"] = 500
     assert (await it.post("/pause_generation", mode="retract"))[0] == 500
     assert it.service.backend.holds, "the pause of before lasts"
-    assert (await it.post("/continue_generation"))[0] == 200
+    await it.ok("/continue_generation")
 
 
 class Hung(FakeSGLang):
@@ -102,7 +101,7 @@ async def test_an_engine_that_hangs_does_not_hold_the_control_plane() -> None:
         status, answer = await pausing
         replies = [answer["engines"][name]["status"] for name in ("e0", "e1")]
         assert (status, replies) == (200, [200, None])
-        assert (await it.post("/continue_generation"))[0] == 200
+        await it.ok("/continue_generation")
 
 
 class Checked(FakeSGLang):
@@ -133,11 +132,10 @@ async def test_aborts_by_name_by_prefix_and_of_all(it: Served, fakes: Fakes) -> 
     names = ["one", "two.1", "two.2", "three"]
     running = {name: generating(it, rid=name) for name in names}
     await until(lambda: sum(len(fake.seen) for fake in fakes) >= 12)
-    for body in ({}, {"rid": ""}, {"rid": None}, {"rid": "absent"}):
-        assert (await it.post("/abort_request", **body))[1]["aborted"] == 0
+    for fields in ({}, {"rid": ""}, {"rid": None}, {"rid": "absent"}):
+        assert (await it.post("/abort_request", **fields))[1]["aborted"] == 0
     for rid, count in (("one", 1), ("two.", 2)):
-        status, answer = await it.post("/abort_request", rid=rid)
-        assert (status, answer["aborted"]) == (200, count)
+        assert (await it.ok("/abort_request", rid=rid))["aborted"] == count
     for name in names[:3]:
         reply = await running[name]
         assert reply["meta_info"]["finish_reason"]["type"] == "abort"
@@ -168,16 +166,15 @@ async def test_the_cache_is_flushed_once_nothing_runs(it: Served, fakes: Fakes) 
 async def test_no_tag_of_memory_is_released_or_resumed_twice(it: Served, fakes: Fakes) -> None:
     running = generating(it)
     await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
-    assert (await it.post("/resume_memory_occupation"))[0] == 200
+    await it.ok("/resume_memory_occupation")
     for tags in (["kv_cache"], ["kv_cache"], None, []):
-        status, answer = await it.post("/release_memory_occupation", tags=tags)
-        assert (status, answer["success"]) == (200, True)
+        assert (await it.ok("/release_memory_occupation", tags=tags))["success"]
     seen = [len(fake.seen) for fake in fakes]
     for tags in (["weights"], ["weights", "weights"]):
-        assert (await it.post("/resume_memory_occupation", tags=tags))[0] == 200
+        await it.ok("/resume_memory_occupation", tags=tags)
     assert [len(fake.seen) for fake in fakes] == seen, "without KV nothing is dispatched"
     for _ in range(2):
-        assert (await it.post("/resume_memory_occupation"))[0] == 200
+        await it.ok("/resume_memory_occupation")
     assert len((await running)["output_ids"]) == LIMIT
     for fake in fakes:
         assert fake.died is None and not fake.released
@@ -187,20 +184,17 @@ async def test_no_tag_of_memory_is_released_or_resumed_twice(it: Served, fakes: 
         ]
 
 
-async def test_a_server_that_dispatches_nothing_is_not_ready_and_says_why() -> None:
-    fake = FakeSGLang(longest=1000)
-    async with served(fake) as it:
-        await it.post("/release_memory_occupation", tags=["weights"])
-        status, why = await it.ask("GET", "/ready")
-        assert (status, "release_memory_occupation" in str(why)) == (503, True)
-        await it.post("/resume_memory_occupation")
-        assert not fake.released
-        await it.post("/pause_generation", mode="retract")
-        status, why = await it.ask("GET", "/ready")
-        assert (status, "pause_generation" in str(why)) == (503, True)
-        assert (await it.ask("GET", "/health"))[0] == 200
-        await it.post("/continue_generation")
-        assert await it.ask("GET", "/ready") == (200, None)
+async def test_a_server_that_dispatches_nothing_is_not_ready_and_says_why(it: Served) -> None:
+    await it.post("/release_memory_occupation", tags=["weights"])
+    status, why = await it.ask("GET", "/ready")
+    assert (status, "release_memory_occupation" in str(why)) == (503, True)
+    await it.post("/resume_memory_occupation")
+    await it.post("/pause_generation", mode="retract")
+    status, why = await it.ask("GET", "/ready")
+    assert (status, "pause_generation" in str(why)) == (503, True)
+    assert (await it.ask("GET", "/health"))[0] == 200
+    await it.post("/continue_generation")
+    assert await it.ask("GET", "/ready") == (200, None)
 
 
 async def test_memory_that_one_engine_could_not_release_is_released_by_a_second_call(
@@ -210,24 +204,22 @@ async def test_memory_that_one_engine_could_not_release_is_released_by_a_second_
     status, answer = await it.post("/release_memory_occupation", tags=["kv_cache"])
     assert (status, answer["engines"]["e0"]["status"]) == (400, 200)
     fakes[1].refused.clear()
-    assert (await it.post("/release_memory_occupation", tags=["kv_cache"]))[0] == 200
+    await it.ok("/release_memory_occupation", tags=["kv_cache"])
     assert [fake.released for fake in fakes] == [{"kv_cache"}, {"kv_cache"}]
     fakes[0].startup_s += 1  # restarted: all its memory is there
     fakes[0].released.clear()
-    assert (await it.post("/resume_memory_occupation"))[0] == 200
+    await it.ok("/resume_memory_occupation")
     assert not it.service.backend.holds
     assert all(fake.died is None for fake in fakes)
 
 
 async def test_other_calls_go_to_each_engine_as_they_are(it: Served, fakes: Fakes) -> None:
-    status, answer = await it.post("/load_lora_adapter", lora_name="a", lora_path="b")
-    assert (status, answer["success"]) == (200, True)
+    assert (await it.ok("/load_lora_adapter", lora_name="a", lora_path="b"))["success"]
     assert all(fake.calls[-1][1] == {"lora_name": "a", "lora_path": "b"} for fake in fakes)
-    status, answer = await it.post("/start_profile", num_steps=3)
+    answer = await it.ok("/start_profile", num_steps=3)
     assert answer["engines"]["e1"] == {"status": 200, "reply": "Start profiling."}
     assert (await it.post("/freeze_gc"))[0] == 404, "the fakes do not have it"
-    status, answer = await it.post("/get_weights_by_name", name="a")
-    assert (status, answer) == (200, [1.0, 2.0])
+    assert await it.ok("/get_weights_by_name", name="a") == [1.0, 2.0]
     for fake in fakes:
         fake.silent.add("/get_weights_by_name")
     status, answer = await it.post("/get_weights_by_name", name="a")
@@ -269,8 +261,8 @@ async def test_a_body_that_is_no_object_is_refused_before_any_engine_is_called(
     bodies = [b"[]", b"{", b'"x"', b"\xff", b"[" * 100_000]
     if path == "/rollout":  # the others may be empty
         bodies += [b"", b'{"groups":' + b"[" * 100_000]
-    for body in bodies:
-        async with it.session.post(it.url + path, data=body) as reply:
+    for sent in bodies:
+        async with it.session.post(it.url + path, data=sent) as reply:
             assert reply.status == 400
     assert not any(fake.calls for fake in fakes) and not it.service.backend.holds
 
@@ -291,41 +283,35 @@ async def test_a_body_that_is_no_object_is_refused_before_any_engine_is_called(
         ("/workers", {"url": "http://nowhere/path"}, "url"),
     ],
 )
-async def test_a_wrong_field_is_named(path: str, fields: dict[str, Any], named: str) -> None:
-    fake = FakeSGLang()
-    async with served(fake) as it:
-        status, answer = await it.post(path, **fields)
-        assert (status, answer.get("success", False)) == (400, False)
-        assert named in answer["error"]["message"]
-        assert not fake.calls and not it.service.backend.holds
+async def test_a_wrong_field_is_named(
+    path: str, fields: dict[str, Any], named: str, it: Served, fakes: Fakes
+) -> None:
+    status, answer = await it.post(path, **fields)
+    assert (status, answer.get("success", False)) == (400, False)
+    assert named in answer["error"]["message"]
+    assert not any(fake.calls for fake in fakes) and not it.service.backend.holds
 
 
-async def test_a_request_of_an_engines_own_session_waits_for_the_end_of_a_hold() -> None:
-    fake = FakeSGLang()
-    async with served(fake) as it:
-        it.service.pinned.add("mine", "e0")
-        await it.post("/release_memory_occupation", tags=["kv_cache"])
-        params = {"max_new_tokens": 2, "sampling_seed": 1}
-        request = asyncio.create_task(
-            it.generate(
-                input_ids=PROMPT, sampling_params=params, session_params={"id": "mine"}, rid="a"
-            )
-        )
-        await until_held(it)
-        assert not fake.seen, "it would run on memory that is not there"
-        await it.post("/resume_memory_occupation")
-        assert (await request)["output_ids"]
+async def test_a_request_of_an_engines_own_session_waits_for_the_end_of_a_hold(
+    it: Served, fakes: Fakes
+) -> None:
+    it.service.pinned.add("mine", "e0")
+    await it.post("/release_memory_occupation", tags=["kv_cache"])
+    request = generating(it, limit=2, session_params={"id": "mine"})
+    await until_held(it)
+    assert not fakes[0].seen, "it would run on memory that is not there"
+    await it.post("/resume_memory_occupation")
+    assert (await request)["output_ids"]
 
 
 async def test_an_engine_restarted_before_an_update_has_no_memory_to_resume(
     it: Served, fakes: Fakes
 ) -> None:
-    assert (await it.post("/release_memory_occupation", tags=["kv_cache"]))[0] == 200
+    await it.ok("/release_memory_occupation", tags=["kv_cache"])
     fakes[1].startup_s += 1
     fakes[1].released.clear()
-    fields = {"model_path": "new", "weight_version": "v2"}
-    assert (await it.post("/update_weights_from_disk", **fields))[0] == 200
-    assert (await it.post("/resume_memory_occupation"))[0] == 200
+    await it.ok("/update_weights_from_disk", model_path="new", weight_version="v2")
+    await it.ok("/resume_memory_occupation")
     assert not it.service.backend.holds
     assert [fake.died for fake in fakes] == [None, None], "a tag that is there ends SGLang"
 
@@ -341,7 +327,7 @@ async def test_a_hold_ends_although_the_last_engine_has_left(begin: str, end: st
     fake = two()[0]
     async with served(fake) as it:
         url = it.service.fleet.engines[0].info.url
-        assert (await it.post(begin))[0] == 200
+        await it.ok(begin)
         await it.ask("DELETE", "/workers/e0")
         await until(lambda: not it.service.fleet.engines)
         await it.post(end)
@@ -379,15 +365,7 @@ async def test_an_aborted_request_does_not_begin_again_because_of_a_sibling() ->
     fake.gate = asyncio.Event()
     async with served(fake) as it:
         first, second = (
-            asyncio.create_task(
-                it.post(
-                    "/generate",
-                    input_ids=PROMPT,
-                    rid=f"rid-{seed}",
-                    group_id="g",
-                    sampling_params={"max_new_tokens": LIMIT, "sampling_seed": seed},
-                )
-            )
+            asyncio.create_task(it.post("/generate", **body(seed, rid=f"rid-{seed}", group_id="g")))
             for seed in (1, 2)
         )
         await until(lambda: len(fake.seen) == 2)

@@ -16,7 +16,10 @@ from tests.support.waiting import outlast, polled, until
 
 DISK, TENSOR = "/update_weights_from_disk", "/update_weights_from_tensor"
 DISTRIBUTED = "/update_weights_from_distributed"
+INIT_GROUP, DESTROY_GROUP = "/init_weights_update_group", "/destroy_weights_update_group"
 A, B = tensor_entry("a"), tensor_entry("b")
+NEW = {"model_path": "new", "weight_version": "v2"}
+BUCKET: dict[str, Any] = {"serialized_named_tensors": [A, B], "flush_cache": False}
 
 
 @pytest.mark.parametrize("path", [DISTRIBUTED, TENSOR])
@@ -24,8 +27,7 @@ async def test_begin_and_end_are_supplied_around_an_update_that_comes_without(
     path: str, it: Served, fakes: Fakes
 ) -> None:
     entries = {"serialized_named_tensors": [A, B]} if path == TENSOR else {}
-    status, answer = await it.post(path, selector="target", weight_version="v2", **entries)
-    assert status == 200, answer
+    await it.ok(path, selector="target", weight_version="v2", **entries)
     for fake in fakes:
         update = ["/begin_weight_update", path, "/end_weight_update"]
         assert [path for path in fake.paths() if path != "/flush_cache"] == update
@@ -37,9 +39,9 @@ async def test_a_name_does_not_bring_an_engine_back_that_missed_an_update(
     it: Served, fakes: Fakes
 ) -> None:
     fakes[1].refused[DISK] = 400
-    assert (await it.post(DISK, model_path="new", weight_version="v2"))[0] == 200
+    await it.ok(DISK, **NEW)
     assert list(it.service.driver.stale) == ["e1"]
-    assert (await it.post("/update_weight_version", new_version="v3"))[0] == 200
+    await it.ok("/update_weight_version", new_version="v3")
     assert fakes[1].weight_version == "v3", "its name is new, its weights are old"
     assert list(it.service.driver.stale) == ["e1"]
 
@@ -47,13 +49,12 @@ async def test_a_name_does_not_bring_an_engine_back_that_missed_an_update(
 async def test_a_name_that_every_engine_refuses_is_not_that_of_the_open_update(
     it: Served, fakes: Fakes
 ) -> None:
-    assert (await it.post("/begin_weight_update"))[0] == 200
-    fields = {"serialized_named_tensors": [A, B], "weight_version": "v2"}
-    assert (await it.post(TENSOR, flush_cache=False, **fields))[0] == 200
+    await it.ok("/begin_weight_update")
+    await it.ok(TENSOR, **BUCKET, weight_version="v2")
     for fake in fakes:
         fake.refused["/update_weight_version"] = 400
     assert (await it.post("/update_weight_version", new_version="v3"))[0] == 400
-    assert (await it.post("/end_weight_update"))[0] == 200
+    await it.ok("/end_weight_update")
     assert not it.service.driver.stale
 
 
@@ -61,35 +62,31 @@ async def test_a_name_that_every_engine_refuses_is_not_that_of_the_open_update(
 async def test_an_engine_that_lacks_one_bucket_of_a_pause_is_stale_until_all_weights_come(
     it: Served, fakes: Fakes, fault: str
 ) -> None:
-    async def bucket() -> None:
-        fields = {"serialized_named_tensors": [A, B], "weight_version": "v2"}
-        assert (await it.post(TENSOR, flush_cache=False, **fields))[0] == 200
-
+    bucket = {**BUCKET, "weight_version": "v2"}
     await it.post("/pause_generation", mode="retract")
-    await bucket()
+    await it.ok(TENSOR, **bucket)
     if fault == "refused":
         fakes[1].refused[TENSOR] = 500
-        await bucket()
+        await it.ok(TENSOR, **bucket)
         fakes[1].refused.clear()
     else:
         fakes[1].startup_s += 1  # it has the first weights again
-    await bucket()
+    await it.ok(TENSOR, **bucket)
     assert fakes[1].weight_version == "v2", "its name is new"
     assert list(it.service.driver.stale) == ["e1"]
     await it.post("/continue_generation")
     assert list(it.service.driver.stale) == ["e1"]
     await it.post("/pause_generation", mode="retract")
-    await bucket()
+    await it.ok(TENSOR, **bucket)
     assert not it.service.driver.stale, "the first bucket of another update"
 
 
 async def test_an_update_whose_buckets_no_engine_has_all_of_fails(it: Served, fakes: Fakes) -> None:
-    fields = {"serialized_named_tensors": [A, B], "flush_cache": False}
     await it.post("/pause_generation", mode="retract")
     fakes[1].refused[TENSOR] = 500
-    assert (await it.post(TENSOR, **fields))[0] == 200
+    await it.ok(TENSOR, **BUCKET)
     fakes[0].refused, fakes[1].refused = fakes[1].refused, {}
-    status, answer = await it.post(TENSOR, **fields)
+    status, answer = await it.post(TENSOR, **BUCKET)
     assert (status, answer["success"]) == (503, False)
     assert answer["message"].startswith("no engine has the new weights; engine e0: ")
     await it.post("/continue_generation")
@@ -101,10 +98,10 @@ async def test_weights_from_disk_are_whole_also_behind_a_bucket_that_was_missed(
 ) -> None:
     await it.post("/pause_generation", mode="retract")
     fakes[1].refused[TENSOR] = 500
-    assert (await it.post(TENSOR, serialized_named_tensors=[A, B]))[0] == 200
+    await it.ok(TENSOR, serialized_named_tensors=[A, B])
     fakes[1].refused.clear()
     assert list(it.service.driver.stale) == ["e1"]
-    assert (await it.post(DISK, model_path="new", weight_version="v2"))[0] == 200
+    await it.ok(DISK, **NEW)
     assert not it.service.driver.stale
 
 
@@ -142,27 +139,17 @@ OFTEN_READ = Timing(poll_s=0.02, refresh_every_s=0.1)  # the facts about an engi
 async def test_an_update_without_a_version_keeps_the_name_and_forgets_the_kv() -> None:
     fakes = two()
     async with served(*fakes, timing=OFTEN_READ) as it:
-        assert (await it.post(DISK, model_path="new"))[0] == 200
+        await it.ok(DISK, model_path="new")
         reply = await generating(it)
         assert reply["meta_info"]["weight_version"] == "v1"
         fakes[1].startup_s += 1  # a server restarted has the first weights under the same name
         await until(lambda: not it.service.serves("e1"))
         await polled(fakes[1])
         assert not it.service.serves("e1")
-        assert (await it.post(DISK, model_path="newer"))[0] == 200
+        await it.ok("/update_weight_version", new_version="v2")
+        assert list(it.service.driver.stale) == ["e1"], "its name is new, its weights are old"
+        await it.ok(DISK, model_path="newer")
         await until(lambda: it.service.serves("e1"))
-
-
-async def test_a_name_does_not_bring_an_engine_back_that_was_restarted() -> None:
-    fakes = two()
-    async with served(*fakes, timing=OFTEN_READ) as it:
-        assert (await it.post(DISK, model_path="new"))[0] == 200
-        fakes[1].startup_s += 1
-        await until(lambda: not it.service.serves("e1"))
-        await polled(fakes[1])
-        status, _ = await it.post("/update_weight_version", new_version="v2")
-        assert status == 200
-        assert list(it.service.driver.stale) == ["e1"]
 
 
 class SilentOnce(FakeSGLang):
@@ -182,7 +169,7 @@ async def test_an_update_in_a_pause_waits_for_a_silent_engine_as_long_as_a_pause
     fake = SilentOnce(transferring=True)
     async with served(fake, timing=OVER_JUMPS) as it:
         await it.post("/pause_generation", mode="retract")
-        update = asyncio.create_task(it.post(DISK, model_path="new", weight_version="v2"))
+        update = asyncio.create_task(it.post(DISK, **NEW))
         await until(lambda: fake.silent_once)
         await outlast(OVER_JUMPS.quick_call_s)
         await until(update.done, within_s=20.0)  # by default it takes 30 s more
@@ -195,10 +182,9 @@ async def test_an_update_that_would_end_an_engine_paused_in_place_is_refused(
 ) -> None:
     await it.post("/pause_generation", mode="in_place")
     fakes[0].running += 1  # a passthrough request, which stays on the engine
-    status, answer = await it.post(DISK, model_path="new", weight_version="v2")
+    status, answer = await it.post(DISK, **NEW)
     assert (status, answer["success"]) == (400, False) and "flush_cache" in answer["message"]
-    fields = {"model_path": "new", "weight_version": "v2", "flush_cache": False}
-    assert (await it.post(DISK, **fields))[0] == 200
+    await it.ok(DISK, **NEW, flush_cache=False)
     fakes[0].running -= 1
     await it.post("/continue_generation")
     assert not any(fake.died for fake in fakes)
@@ -208,67 +194,61 @@ async def test_each_engine_has_its_own_rank_offset() -> None:
     fakes = [FakeSGLang(tp_size=2), FakeSGLang(tp_size=3)]
     group = {"master_address": "here", "master_port": 1, "group_name": "g", "backend": "gloo"}
     async with served(*fakes) as it:
-        status, answer = await it.post(
-            "/init_weights_update_group", rank_offset=1, world_size=6, **group
-        )
-        assert status == 200, answer
+        await it.ok(INIT_GROUP, rank_offset=1, world_size=6, **group)
         assert [fake.groups["g"] for fake in fakes] == [(1, 6), (3, 6)]
-        assert dict(fakes[1].calls)["/init_weights_update_group"]["backend"] == "gloo"
+        assert dict(fakes[1].calls)[INIT_GROUP]["backend"] == "gloo"
         for wrong in ({"rank_offset": 2, "world_size": 6}, {}, {"world_size": "six"}):
-            status, answer = await it.post("/init_weights_update_group", **wrong, **group)
+            status, answer = await it.post(INIT_GROUP, **wrong, **group)
             assert (status, answer["success"]) == (400, False), answer
 
 
-async def test_a_collective_update_does_not_begin_without_a_member_of_its_group() -> None:
-    fakes = two()
+async def test_a_collective_update_does_not_begin_without_a_member_of_its_group(
+    it: Served, fakes: Fakes
+) -> None:
     group = {"group_name": "g", "rank_offset": 1, "world_size": 3}
-    async with served(*fakes) as it:
-        assert (await it.post("/init_weights_update_group", **group))[0] == 200
-        await it.ask("DELETE", "/workers/e1")
-        await until(lambda: len(it.service.fleet.engines) == 1)
-        status, answer = await it.post(DISTRIBUTED, group_name="g", weight_version="v2")
-        assert (status, answer["success"]) == (409, False) and "e1" in answer["message"]
-        assert DISTRIBUTED not in fakes[0].paths(), "it would wait for e1 for ever"
-        assert (await it.post("/destroy_weights_update_group", group_name="g"))[0] == 200
-        group["world_size"] = 2
-        assert (await it.post("/init_weights_update_group", **group))[0] == 200
-        status, answer = await it.post(DISTRIBUTED, group_name="g", weight_version="v2")
-        assert status == 200, answer
+    await it.ok(INIT_GROUP, **group)
+    await it.ask("DELETE", "/workers/e1")
+    await until(lambda: len(it.service.fleet.engines) == 1)
+    status, answer = await it.post(DISTRIBUTED, group_name="g", weight_version="v2")
+    assert (status, answer["success"]) == (409, False) and "e1" in answer["message"]
+    assert DISTRIBUTED not in fakes[0].paths(), "it would wait for e1 for ever"
+    await it.ok(DESTROY_GROUP, group_name="g")
+    group["world_size"] = 2
+    await it.ok(INIT_GROUP, **group)
+    await it.ok(DISTRIBUTED, group_name="g", weight_version="v2")
 
 
-async def test_a_group_is_destroyed_although_a_member_was_restarted() -> None:
-    fakes = two()
+async def test_a_group_is_destroyed_although_a_member_was_restarted(
+    it: Served, fakes: Fakes
+) -> None:
     group = {"group_name": "g", "rank_offset": 1, "world_size": 3}
-    async with served(*fakes) as it:
-        assert (await it.post("/init_weights_update_group", **group))[0] == 200
-        fakes[1].groups.clear()
-        fakes[1].startup_s += 1
-        for expected in (200, 400):  # then there is no such group
-            status, answer = await it.post("/destroy_weights_update_group", group_name="g")
-            assert (status, answer["success"]) == (expected, expected == 200), answer
-        assert answer["engines"]["e1"]["status"] == 400
+    await it.ok(INIT_GROUP, **group)
+    fakes[1].groups.clear()
+    fakes[1].startup_s += 1
+    for expected in (200, 400):  # then there is no such group
+        status, answer = await it.post(DESTROY_GROUP, group_name="g")
+        assert (status, answer["success"]) == (expected, expected == 200), answer
+    assert answer["engines"]["e1"]["status"] == 400
 
 
-async def test_a_group_made_in_an_update_has_the_engines_that_take_part() -> None:
-    first, other = two()
-    async with served(first, other) as it:
-        other.refused["/begin_weight_update"] = 500
-        assert (await it.post("/begin_weight_update"))[0] == 200
-        group = {"rank_offset": 1, "world_size": 2, "group_name": "g"}
-        status, answer = await it.post("/init_weights_update_group", **group)
-        assert (status, list(answer["engines"])) == (200, ["e0"]), answer
-        status, answer = await it.post(DISTRIBUTED, group_name="g", weight_version="v2")
-        assert (status, list(answer["engines"])) == (200, ["e0"]), answer
-        assert (await it.post("/end_weight_update"))[0] == 200
-        assert list(it.service.driver.stale) == ["e1"]
+async def test_a_group_made_in_an_update_has_the_engines_that_take_part(
+    it: Served, fakes: Fakes
+) -> None:
+    fakes[1].refused["/begin_weight_update"] = 500
+    await it.ok("/begin_weight_update")
+    group = {"rank_offset": 1, "world_size": 2, "group_name": "g"}
+    assert list((await it.ok(INIT_GROUP, **group))["engines"]) == ["e0"]
+    answer = await it.ok(DISTRIBUTED, group_name="g", weight_version="v2")
+    assert list(answer["engines"]) == ["e0"]
+    await it.ok("/end_weight_update")
+    assert list(it.service.driver.stale) == ["e1"]
 
 
 async def test_an_engine_that_is_silent_for_the_timeout_misses_the_update() -> None:
     first, other = two()
     async with served(first, other, timing=OVER_JUMPS) as it:
         other.held = asyncio.Event()
-        fields = {"model_path": "new", "weight_version": "v2"}
-        update = asyncio.create_task(it.post(f"{DISK}?timeout=30", **fields))
+        update = asyncio.create_task(it.post(f"{DISK}?timeout=30", **NEW))
         await until(lambda: first.weights == "new" and other.updating.is_set())
         await polled(first)  # its answer has been read
         await outlast(30.0)
@@ -276,20 +256,19 @@ async def test_an_engine_that_is_silent_for_the_timeout_misses_the_update() -> N
         assert (status, answer["engines"]["e1"]["status"]) == (200, None), answer
         assert list(it.service.driver.stale) == ["e1"]
         for text in ("0", "nan", "soon", "1e9"):
-            assert (await it.post(f"{DISK}?timeout={text}", **fields))[0] == 400
+            assert (await it.post(f"{DISK}?timeout={text}", **NEW))[0] == 400
 
 
 async def test_engines_that_are_all_silent_for_the_timeout_may_have_either_weights() -> None:
     fakes = two()
     async with served(*fakes, timing=OVER_JUMPS) as it:
-        fields = {"model_path": "new", "weight_version": "v2"}
-        update, held = await under_way(it.post(f"{DISK}?timeout=30", **fields), *fakes)
+        update, held = await under_way(it.post(f"{DISK}?timeout=30", **NEW), *fakes)
         await outlast(30.0)
         status, answer = await update
         assert (status, answer["success"]) == (502, False)
         assert sorted(it.service.driver.stale) == ["e0", "e1"]
         held.set()
-        assert (await it.post(DISK, **fields))[0] == 200
+        await it.ok(DISK, **NEW)
         assert not it.service.driver.stale
 
 
@@ -302,21 +281,22 @@ async def test_engines_whose_proxy_waits_no_longer_may_have_either_weights(
     assert sorted(it.service.driver.stale) == ["e0", "e1"]
 
 
-async def test_one_engine_alone_generates_for_a_check_of_its_weights() -> None:
-    first, other = two()
-    async with served(first, other) as it:
-        params = {"max_new_tokens": 1, "sampling_seed": SEED}
-        body = {"rid": "check", "input_ids": PROMPT, "sampling_params": params}
-        status, answer = await it.post("/workers/e1/generate", **body)
-        assert (status, len(answer["output_ids"])) == (200, 1), answer
-        assert (len(first.seen), len(other.seen)) == (0, 1)
-        assert (await it.post("/workers/e9/generate", **body))[0] == 404
+async def test_one_engine_alone_generates_for_a_check_of_its_weights(
+    it: Served, fakes: Fakes
+) -> None:
+    first, other = fakes
+    params = {"max_new_tokens": 1, "sampling_seed": SEED}
+    body = {"rid": "check", "input_ids": PROMPT, "sampling_params": params}
+    status, answer = await it.post("/workers/e1/generate", **body)
+    assert (status, len(answer["output_ids"])) == (200, 1), answer
+    assert (len(first.seen), len(other.seen)) == (0, 1)
+    assert (await it.post("/workers/e9/generate", **body))[0] == 404
 
 
 async def test_an_engine_is_stopped_only_after_the_update_that_it_takes_part_in(
     it: Served, fakes: Fakes
 ) -> None:
-    update, held = await under_way(it.post(DISK, model_path="new", weight_version="v2"), *fakes)
+    update, held = await under_way(it.post(DISK, **NEW), *fakes)
     await it.ask("DELETE", "/workers/e1")
     await until(lambda: len(it.service.driver.engines) == 1)
     assert (await it.ask("GET", "/health"))[0] == 200
@@ -330,8 +310,7 @@ async def test_each_engine_gets_the_entries_of_its_ranks() -> None:
     fakes = [FakeSGLang(tp_size=2), FakeSGLang()]
     entries = [tensor_entry(str(i)) for i in range(3)]
     async with served(*fakes) as it:
-        status, answer = await it.post(TENSOR, serialized_named_tensors=entries)
-        assert status == 200, answer
+        await it.ok(TENSOR, serialized_named_tensors=entries)
         sent = [dict(fake.calls)[TENSOR]["serialized_named_tensors"] for fake in fakes]
         assert sent == [entries[:2], entries[2:]]
         status, answer = await it.post(TENSOR, serialized_named_tensors=entries[:2])
@@ -340,7 +319,7 @@ async def test_each_engine_gets_the_entries_of_its_ranks() -> None:
 
 
 async def test_entries_for_one_engine_go_to_every_engine(it: Served, fakes: Fakes) -> None:
-    assert (await it.post(TENSOR, serialized_named_tensors=[A]))[0] == 200
+    await it.ok(TENSOR, serialized_named_tensors=[A])
     assert all(dict(fake.calls)[TENSOR]["serialized_named_tensors"] == [A] for fake in fakes)
 
 
@@ -349,7 +328,7 @@ async def test_requests_end_with_their_tokens_if_an_update_aborts_them(
 ) -> None:
     running = generating(it)
     await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
-    await it.post(DISK, model_path="new", weight_version="v2", abort_all_requests=True)
+    await it.post(DISK, **NEW, abort_all_requests=True)
     reply = await running
     assert reply["meta_info"]["finish_reason"]["type"] == "abort"
     ids = reply["output_ids"]
@@ -368,8 +347,8 @@ async def test_a_new_name_ends_responses_unless_they_are_paused(
     if paused:
         await it.post("/pause_generation", mode="retract")
     assert (await it.post("/update_weight_version"))[0] == 400
-    status, answer = await it.post("/update_weight_version", new_version="v2", **asked)
-    assert (status, answer["new_version"]) == (200, "v2")
+    answer = await it.ok("/update_weight_version", new_version="v2", **asked)
+    assert answer["new_version"] == "v2"
     await it.post("/continue_generation")
     reply = await running
     assert reply["meta_info"]["finish_reason"]["type"] == ends
@@ -395,7 +374,7 @@ async def test_engines_with_different_versions_are_an_error_in_the_log(
 async def test_an_engine_comes_back_with_weights_that_changed_behind_the_servers_back() -> None:
     fakes = two()
     async with served(*fakes, timing=QUICK) as it:
-        assert (await it.post(DISK, model_path="new", weight_version="v2"))[0] == 200
+        await it.ok(DISK, **NEW)
         running = generating(it)
         for fake in fakes:
             fake.weight_version = "v3"

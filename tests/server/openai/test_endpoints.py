@@ -22,11 +22,12 @@ from tests.server.helpers import CHUNK, Served, served, until_held, whole
 from tests.support.bodies import events
 from tests.support.waiting import until
 
+Json = dict[str, Any]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "x"}]
+PROMPTS: dict[str, Json] = {COMPLETIONS: {"prompt": " w100"}, CHAT: {"messages": MESSAGES}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 LIMIT, SEED = 30, 77 << 7
-Json = dict[str, Any]
 
 
 @pytest.fixture
@@ -42,13 +43,6 @@ async def it(fake: ChatFake, tmp_path: Path) -> AsyncIterator[Served]:
 
 def text_of(ids: list[int]) -> str:
     return "".join(word_of(token) for token in ids)
-
-
-async def ok(it: Served, path: str, **fields: Any) -> Json:
-    status, reply = await it.post(path, **fields)
-    assert status == 200, reply
-    assert isinstance(reply, dict)
-    return reply
 
 
 @pytest.mark.parametrize(
@@ -101,7 +95,7 @@ async def test_an_engine_renders_a_chat_and_a_chat_without_limit_fills_the_conte
     it: Served, fake: ChatFake
 ) -> None:
     fake.longest = 40
-    reply = await ok(it, CHAT, messages=MESSAGES, seed=39 << 7, stream=False, return_token_ids=True)
+    reply = await it.ok(CHAT, messages=MESSAGES, seed=39 << 7, stream=False, return_token_ids=True)
     rendered = [body for path, body in fake.received if path == "/v1/tokenize"]
     assert rendered[-1]["messages"] == MESSAGES and "stream" not in rendered[-1]
     (choice,) = reply["choices"]
@@ -138,7 +132,7 @@ async def test_a_long_body_that_passes_through_is_checked_in_a_thread(
         return crashing(*given)
 
     monkeypatch.setattr(openai, "crashing", noted)
-    await ok(it, path, prompt=" w100", logprobs=3, user="x" * THREAD_BYTES)
+    await it.ok(path, prompt=" w100", logprobs=3, user="x" * THREAD_BYTES)
     assert threads
     assert threading.main_thread() not in threads
 
@@ -153,21 +147,21 @@ async def test_a_model_of_images_reads_a_rendered_chat_as_text_and_ids_as_they_a
     encode = Tokenizer.encode
     monkeypatch.setattr(Tokenizer, "encode", lambda *text: token_array([1]) + encode(*text))
     ask: Json = {"messages": MESSAGES, "max_tokens": 1, "return_token_ids": True}
-    (choice,) = (await ok(it, CHAT, **ask, **given))["choices"]
+    (choice,) = (await it.ok(CHAT, **ask, **given))["choices"]
     assert choice["prompt_token_ids"] == read
     # Special tokens of some tokenizers have no text (mistral_common).
     monkeypatch.setattr(Tokenizer, "encode_part", lambda *_: token_array([5]))
-    (choice,) = (await ok(it, CHAT, **ask, **given))["choices"]
+    (choice,) = (await it.ok(CHAT, **ask, **given))["choices"]
     assert choice["prompt_token_ids"] == given.get("input_ids", CHAT_PROMPT)
 
 
 @pytest.mark.parametrize(
     ("path", "fields", "reason"),
     [
-        (COMPLETIONS, {"prompt": " w100", "logprobs": 3}, "logprobs"),
-        (COMPLETIONS, {"prompt": " w100", "model": "base:adapter"}, "lora_path"),
-        (COMPLETIONS, {"prompt": " w100", "repetition_penalty": 1.1}, "repetition_penalty"),
-        (COMPLETIONS, {"prompt": " w100", "new_field": 1}, "new_field"),
+        (COMPLETIONS, {"logprobs": 3}, "logprobs"),
+        (COMPLETIONS, {"model": "base:adapter"}, "lora_path"),
+        (COMPLETIONS, {"repetition_penalty": 1.1}, "repetition_penalty"),
+        (COMPLETIONS, {"new_field": 1}, "new_field"),
         (COMPLETIONS, {"prompt": [" w100", ""]}, "prompt"),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
         (CHAT, {"top_logprobs": 2, "logprobs": True}, "top_logprobs"),
@@ -180,8 +174,8 @@ async def test_a_model_of_images_reads_a_rendered_chat_as_text_and_ids_as_they_a
 async def test_what_cannot_cross_a_chunk_goes_through_whole(
     it: Served, fake: ChatFake, path: str, fields: Json, reason: str
 ) -> None:
-    body = fields if path == COMPLETIONS else {"messages": MESSAGES, **fields}
-    reply = await ok(it, path, **body)
+    body = PROMPTS[path] | fields
+    reply = await it.ok(path, **body)
     assert {name: reply["undivided"][name] for name in body} == body
     assert it.service.passthrough.counts == {reason: 1}
     assert not fake.seen
@@ -198,26 +192,24 @@ async def test_a_completion_without_tokens_reaches_no_engine(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "fields", "reason"),
+    ("arguments", "asked", "reason"),
     [
-        ({"chat_template": "llama-2"}, {}, "chat_template"),
-        ({"model_type": "gpt_oss"}, {}, "model_type"),
-        ({"reasoning_parser": "inkling"}, {}, "reasoning_parser"),
-        ({"tool_call_parser": "glm47"}, {}, "tool_call_parser"),
-        ({"tool_call_parser": "kimi_k2"}, {"tools": [TOOL]}, "tool_call_parser"),
-        ({"tool_call_parser": "qwen"}, {"tools": [TOOL], "stream": True}, "tools"),
-        ({"return_output_ids": True}, {}, "sglext"),
-        ({"completion_template": "x"}, None, "completion_template"),
+        ({"chat_template": "llama-2"}, (CHAT, {}), "chat_template"),
+        ({"model_type": "gpt_oss"}, (CHAT, {}), "model_type"),
+        ({"reasoning_parser": "inkling"}, (CHAT, {}), "reasoning_parser"),
+        ({"tool_call_parser": "glm47"}, (CHAT, {}), "tool_call_parser"),
+        ({"tool_call_parser": "kimi_k2"}, (CHAT, {"tools": [TOOL]}), "tool_call_parser"),
+        ({"tool_call_parser": "qwen"}, (CHAT, {"tools": [TOOL], "stream": True}), "tools"),
+        ({"return_output_ids": True}, (CHAT, {}), "sglext"),
+        ({"completion_template": "x"}, (COMPLETIONS, {}), "completion_template"),
     ],
 )
 async def test_engines_that_do_more_than_generate_get_requests_whole(
-    it: Served, fake: ChatFake, arguments: Json, fields: Json | None, reason: str
+    it: Served, fake: ChatFake, arguments: Json, asked: tuple[str, Json], reason: str
 ) -> None:
+    path, fields = asked
     fake.arguments |= arguments
-    if fields is None:
-        await ok(it, COMPLETIONS, prompt=" w100")
-    else:
-        await ok(it, CHAT, messages=MESSAGES, **fields)
+    await it.ok(path, **(fields | PROMPTS[path]))
     assert it.service.passthrough.counts == {reason: 1}
 
 
@@ -225,9 +217,9 @@ async def test_sglang_receives_no_number_as_the_name_of_a_session(
     it: Served, fake: ChatFake
 ) -> None:
     chat: Json = {"messages": MESSAGES, "session_id": 7, "max_tokens": 1}
-    await ok(it, CHAT, **chat)
+    await it.ok(CHAT, **chat)
     assert "session_id" not in fake.received[-1][1] and len(fake.seen) == 1
-    reply = await ok(it, CHAT, **chat, presence_penalty=0.5)
+    reply = await it.ok(CHAT, **chat, presence_penalty=0.5)
     assert reply["undivided"]["session_id"] == "7"
 
 
@@ -235,7 +227,7 @@ async def test_what_an_engine_does_not_render_is_answered_by_an_engine(
     it: Served, fake: ChatFake
 ) -> None:
     fake.renders = False
-    await ok(it, CHAT, messages=MESSAGES)
+    await it.ok(CHAT, messages=MESSAGES)
     assert it.service.passthrough.counts == {"messages": 1}
 
 
@@ -246,7 +238,7 @@ async def test_calls_of_functions_are_those_that_an_engine_finds(
     call = {"tool_index": 0, "name": "f", "parameters": '{"a": 1}'}
     fake.parsed = {"normal_text": "well", "calls": [call]}
     fake.longest = 1
-    reply = await ok(it, CHAT, messages=MESSAGES, tools=[TOOL])
+    reply = await it.ok(CHAT, messages=MESSAGES, tools=[TOOL])
     (choice,) = reply["choices"]
     (called,) = choice["message"]["tool_calls"]
     assert called["function"] == {"name": "f", "arguments": '{"a": 1}'}
@@ -255,7 +247,7 @@ async def test_calls_of_functions_are_those_that_an_engine_finds(
     asked = [body for path, body in fake.received if path == "/parse_function_call"]
     assert asked[0]["tool_call_parser"] == "qwen" and asked[0]["tools"] == [TOOL]
     fake.parsed = None  # the parser fails: the text stays unchanged
-    reply = await ok(it, CHAT, messages=MESSAGES, tools=[TOOL])
+    reply = await it.ok(CHAT, messages=MESSAGES, tools=[TOOL])
     assert reply["choices"][0]["message"]["tool_calls"] is None
 
 
@@ -266,18 +258,18 @@ async def test_reasoning_is_what_an_engine_separates(
     fake.arguments["reasoning_parser"] = "qwen3"
     fake.opens_reasoning = opened
     ask: Json = {"messages": MESSAGES, "max_tokens": 12, "seed": SEED}
-    reply = await ok(it, CHAT, **ask, return_token_ids=True)
+    reply = await it.ok(CHAT, **ask, return_token_ids=True)
     (choice,) = reply["choices"]
     words = text_of(choice["response_token_ids"]).split()
     message = choice["message"]
     assert message["reasoning_content"] == (words[0] if opened else None)
     assert message["content"].split() == words[opened:]
-    await ok(it, CHAT, **ask)
+    await it.ok(CHAT, **ask)
     probes = [body for path, body in fake.received if path == CHAT]
     assert len(probes) == 1  # for all chats with the same template variables
-    reply = await ok(it, CHAT, **ask, separate_reasoning=False)
+    reply = await it.ok(CHAT, **ask, separate_reasoning=False)
     assert reply["choices"][0]["message"]["content"].split() == words
-    await ok(it, CHAT, **ask, stream=True)
+    await it.ok(CHAT, **ask, stream=True)
     assert it.service.passthrough.counts == {"reasoning_parser": 1}
 
 
@@ -286,7 +278,7 @@ async def test_engines_are_not_asked_to_generate_while_generation_is_held(
 ) -> None:
     fake.arguments["reasoning_parser"] = "qwen3"
     await it.post("/pause_generation", mode="retract")
-    chat = asyncio.create_task(ok(it, CHAT, messages=MESSAGES, max_tokens=1))
+    chat = asyncio.create_task(it.ok(CHAT, messages=MESSAGES, max_tokens=1))
     await until(lambda: "/separate_reasoning" in [path for path, _ in fake.received])
     await until_held(it)
     assert CHAT not in [path for path, _ in fake.received]
@@ -298,10 +290,10 @@ async def test_the_model_decides_the_defaults_of_chats(
     it: Served, fake: ChatFake, tmp_path: Path
 ) -> None:
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
-    await ok(it, CHAT, messages=MESSAGES, max_tokens=1, top_k=5)
+    await it.ok(CHAT, messages=MESSAGES, max_tokens=1, top_k=5)
     params = fake.seen[-1]["sampling_params"]
     assert (params["temperature"], params["top_k"], params["top_p"]) == (0.6, 5, 1.0)
-    await ok(it, COMPLETIONS, prompt=" w100", max_tokens=1)
+    await it.ok(COMPLETIONS, prompt=" w100", max_tokens=1)
     assert fake.seen[-1]["sampling_params"]["temperature"] == 1.0
 
 
