@@ -125,43 +125,6 @@ async def test_memory_that_an_engine_may_release_later_is_resumed() -> None:
         assert not fake.released and not backend.holds and fake.died is None
 
 
-class HalfWay(FakeSGLang):
-    """An engine that fails in the middle of its first update, as SGLang does."""
-
-    failed = False
-
-    @override
-    async def update(self, fields: dict[str, Any]) -> Any:
-        if self.failed:
-            return await super().update(fields)
-        self.failed = True
-        message = "The full weights of the ModelRunner are partially updated. Please discard them."
-        return {"success": False, "message": message}
-
-
-@pytest.mark.parametrize("bucketed", [False, True])
-async def test_an_update_that_fails_half_way_on_every_engine_leaves_none_that_serves(
-    bucketed: bool,
-) -> None:
-    fakes = [HalfWay(longest=10_000) for _ in range(2)]
-    update = WeightUpdate.from_distributed(["w"], ["float32"], [[2, 3]], version="v2")
-    async with served(*fakes) as it:
-        backend = it.service.backend
-        if bucketed:
-            await backend.begin_update()
-        with pytest.raises(EnginesFailed, match="partially updated"):
-            await backend.update_weights(update)
-        if bucketed:
-            with pytest.raises(RolloutError, match="no engine has the new weights; engine e0: "):
-                await backend.end_update()
-        assert sorted(backend.driver.stale) == ["e0", "e1"]
-        assert not backend.holds
-        assert not any(map(backend.driver.available, ("e0", "e1")))
-        await backend.update_weights(update)
-        assert not backend.driver.stale
-        check(await generating(it), [*fakes], "v2")
-
-
 class Changed(FakeSGLang):
     """An engine whose updates fail after they have changed its weights, until `fails` is empty."""
 
@@ -176,6 +139,40 @@ class Changed(FakeSGLang):
         return await super().update(fields)
 
 
+def changed(fails: str, plugin: bool = True) -> list[Changed]:
+    """Returns two such engines, with or without the plugin, which reports the weights."""
+    reports = [{"version": "1", "missing": [], "instance": name, "weights": "old"} for name in "ab"]
+    fakes = [Changed(longest=10_000, plugin=report if plugin else None) for report in reports]
+    for fake in fakes:
+        fake.fails = fails
+    return fakes
+
+
+@pytest.mark.parametrize("bucketed", [False, True])
+async def test_an_update_that_fails_half_way_on_every_engine_leaves_none_that_serves(
+    bucketed: bool,
+) -> None:
+    fakes = changed("The full weights of the ModelRunner are partially updated.", plugin=False)
+    update = WeightUpdate.from_distributed(["w"], ["float32"], [[2, 3]], version="v2")
+    async with served(*fakes) as it:
+        backend = it.service.backend
+        if bucketed:
+            await backend.begin_update()
+        with pytest.raises(EnginesFailed, match="partially updated"):
+            await backend.update_weights(update)
+        if bucketed:
+            with pytest.raises(RolloutError, match="no engine has the new weights; engine e0: "):
+                await backend.end_update()
+        assert sorted(backend.driver.stale) == ["e0", "e1"]
+        assert not backend.holds
+        assert not any(map(backend.driver.available, ("e0", "e1")))
+        for fake in fakes:
+            fake.fails = ""
+        await backend.update_weights(update)
+        assert not backend.driver.stale
+        check(await generating(it), [*fakes], "v2")
+
+
 @pytest.mark.parametrize(
     ("update", "plugin", "fails"),
     [
@@ -187,10 +184,7 @@ class Changed(FakeSGLang):
 async def test_an_engine_whose_weights_changed_in_an_update_that_failed_does_not_serve(
     update: WeightUpdate, plugin: bool, fails: str
 ) -> None:
-    reports = [{"version": "1", "missing": [], "instance": name, "weights": "old"} for name in "ab"]
-    fakes = [Changed(longest=10_000, plugin=report if plugin else None) for report in reports]
-    for fake in fakes:
-        fake.fails = fails
+    fakes = changed(fails, plugin)
     async with served(*fakes) as it:
         backend = it.service.backend
         with pytest.raises(EnginesFailed):
@@ -222,10 +216,7 @@ async def test_an_update_that_no_engine_has_a_path_for_changes_nothing() -> None
 
 
 async def test_an_update_before_the_kv_has_its_memory_back_shows_if_it_changed_weights() -> None:
-    reports = [{"version": "1", "missing": [], "instance": name, "weights": "old"} for name in "ab"]
-    fakes = [Changed(longest=10_000, plugin=report) for report in reports]
-    for fake in fakes:
-        fake.fails = "Failed to update weights of the draft."
+    fakes = changed("Failed to update weights of the draft.")
     async with served(*fakes) as it:
         backend = it.service.backend
         await backend.release_memory()
@@ -338,7 +329,7 @@ async def test_every_kind_of_update_has_sglangs_fields(it: Served, fakes: Fakes)
     await backend.update_weights(
         WeightUpdate.from_distributed(["w"], ["float32"], [[2, 3]], version="v2", flush_cache=False)
     )
-    tensors = WeightUpdate.from_tensors(TENSORS, version="v3", flush_cache=None)
+    tensors = WeightUpdate.from_tensors(TENSORS, version="v3", selector="draft", flush_cache=None)
     assert tensors.flush_cache, "SGLang's default"
     await backend.update_weights(tensors)
     await backend.update_weights(WeightUpdate.from_ipc({"cpu": "ipc:///x"}, version="v4"))
@@ -351,6 +342,7 @@ async def test_every_kind_of_update_has_sglangs_fields(it: Served, fakes: Fakes)
         distributed = calls["/update_weights_from_distributed"]
         assert distributed["shapes"] == [[2, 3]] and distributed["flush_cache"] is False
         assert distributed["group_name"] == "weight_update_group"
+        assert calls["/begin_weight_update"] == {"selector": "draft"}
         assert calls[TENSOR]["serialized_named_tensors"] == [TENSORS[rank - 1]]
         assert calls["/update_weights_from_ipc"]["zmq_handles"] == {"cpu": "ipc:///x"}
         assert "/destroy_weights_update_group" in calls
@@ -359,16 +351,11 @@ async def test_every_kind_of_update_has_sglangs_fields(it: Served, fakes: Fakes)
 
 async def test_what_cannot_be_done_says_why_and_changes_nothing(it: Served, fakes: Fakes) -> None:
     backend = it.service.backend
-    with pytest.raises(InputError, match="3 entries; the fleet has 2 ranks"):
-        await backend.update_weights(WeightUpdate.from_tensors([*TENSORS, TENSORS[0]]))
     with pytest.raises(InputError, match="world_size 2 has no room for the 2 ranks"):
         await backend.init_group(TrainerGroup.at("127.0.0.1", 29500, world_size=2))
     with pytest.raises(ConfigError, match="engine e7 is not in the fleet"):
         backend.drain("e7")
-    await backend.init_group(TrainerGroup.at("127.0.0.1", 29500, world_size=3))
     await backend.drain("e1")
-    with pytest.raises(StateError, match="'weight_update_group' has lost e1"):
-        await backend.update_weights(WeightUpdate.from_distributed([], [], []))
     await backend.drain("e0")
     with pytest.raises(RolloutError, match="the fleet has no engine"):
         await backend.pause()
@@ -448,14 +435,6 @@ async def test_weights_that_no_engine_has_are_not_adopted(it: Served) -> None:
         await backend.adopt_weights("v2")
 
 
-async def test_the_selector_of_an_update_from_python_reaches_its_session(
-    it: Served, fakes: Fakes
-) -> None:
-    await it.service.backend.update_weights(WeightUpdate.from_tensors(TENSORS, selector="draft"))
-    for fake in fakes:
-        assert dict(fake.calls)["/begin_weight_update"] == {"selector": "draft"}
-
-
 async def test_calls_keep_their_order_also_while_tensors_are_checked(
     monkeypatch: pytest.MonkeyPatch, it: Served, fakes: Fakes
 ) -> None:
@@ -476,7 +455,7 @@ async def test_calls_keep_their_order_also_while_tensors_are_checked(
     fields = {"serialized_named_tensors": TENSORS, "weight_version": "v2"}
     update = asyncio.create_task(it.post(TENSOR, **fields))
     await until(begun.is_set)
-    assert (await it.post("/end_weight_update"))[0] == 200
+    await it.ok("/end_weight_update")
     assert (await update)[0] == 200
     for fake in fakes:
         paths = [path for path in fake.paths() if path != "/flush_cache"]
