@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from seer_sgl.link.contract import ORIGIN
 from seer_sgl.rollout import images
 from seer_sgl.server import generate_body
 from seer_sgl.server.passthrough import media
-from tests.server.helpers import served
+from tests.server.helpers import Served, served
 from tests.server.rollout_client import rollout
 from tests.support.images import PLACEHOLDER, ImageEngine, data_url
 
@@ -24,6 +25,17 @@ def model(tmp_path: Any) -> dict[str, Any]:
     """A model's section of the config that names the placeholder of an image."""
     (tmp_path / "config.json").write_text(json.dumps({"image_token_id": PLACEHOLDER}))
     return {"path": str(tmp_path)}
+
+
+@pytest.fixture
+def engine() -> ImageEngine:
+    return ImageEngine(longest=1000)
+
+
+@pytest.fixture
+async def it(engine: ImageEngine, model: dict[str, Any]) -> AsyncIterator[Served]:
+    async with served(engine, model=model) as opened:
+        yield opened
 
 
 def body(seed: int = SEED, **more: Any) -> dict[str, Any]:
@@ -60,18 +72,16 @@ async def test_a_response_without_a_limit_has_what_the_images_leave(model: dict[
     assert reply["meta_info"]["completion_tokens"] == 190 - len(IDS) + 1 - 20
 
 
-async def test_siblings_have_equal_images(model: dict[str, Any]) -> None:
-    engine = ImageEngine(longest=1000)
-    async with served(engine, model=model) as it:
-        groups = []
-        for image in (1, 2, 1, 2):
-            reply = await it.generate(**body(image_data=[data_url(image)]))
-            groups.append(reply["meta_info"]["seer"]["group"])
-        assert groups[0] == groups[2] != groups[1] == groups[3]
-        params = [{"max_new_tokens": 40, "sampling_seed": SEED + (i << 7)} for i in range(3)]
-        batch = body(input_ids=[IDS, IDS, [5, 5]], image_data=[data_url(1), [data_url(2)], None])
-        replies = await it.generate(**batch | {"sampling_params": params})
-        assert [reply["meta_info"]["prompt_tokens"] for reply in replies] == [23, 23, 2]
+async def test_siblings_have_equal_images(it: Served, engine: ImageEngine) -> None:
+    groups = []
+    for image in (1, 2, 1, 2):
+        reply = await it.generate(**body(image_data=[data_url(image)]))
+        groups.append(reply["meta_info"]["seer"]["group"])
+    assert groups[0] == groups[2] != groups[1] == groups[3]
+    params = [{"max_new_tokens": 40, "sampling_seed": SEED + (i << 7)} for i in range(3)]
+    batch = body(input_ids=[IDS, IDS, [5, 5]], image_data=[data_url(1), [data_url(2)], None])
+    replies = await it.generate(**batch | {"sampling_params": params})
+    assert [reply["meta_info"]["prompt_tokens"] for reply in replies] == [23, 23, 2]
     for call in engine.seen:
         assert len(call.get("image_data", [])) == call["input_ids"].count(PLACEHOLDER)
 
@@ -84,16 +94,21 @@ async def test_siblings_have_equal_images(model: dict[str, Any]) -> None:
         (["http://127.0.0.1/a.png"], "image_data[0]: 'http://127.0.0.1/a.png': addresses"),
     ],
 )
-async def test_a_bad_image_is_refused(model: dict[str, Any], given: list[str], why: str) -> None:
-    engine = ImageEngine()
-    async with served(engine, model=model) as it:
-        status, reply = await it.post("/generate", **body(image_data=given))
-        assert status == 400
-        assert reply["error"]["message"].startswith(why)
-        group = {"prompt_ids": IDS, "image_data": given}
-        status, reply = await it.post("/rollout", groups=[group])
-        assert status == 400
-        assert f"groups[0]: {why}" in str(reply)
+async def test_a_bad_image_is_refused(
+    it: Served, engine: ImageEngine, given: list[str], why: str
+) -> None:
+    status, reply = await it.post("/generate", **body(image_data=given))
+    assert status == 400
+    assert reply["error"]["message"].startswith(why)
+    group = {"prompt_ids": IDS, "image_data": given}
+    status, reply = await it.post("/rollout", groups=[group])
+    assert status == 400
+    assert f"groups[0]: {why}" in str(reply)
+    part = {"type": "image_url", "image_url": {"url": given[0]}}
+    chat = {"messages": [{"role": "user", "content": [part]}], "model": "m"}
+    status, reply = await it.post("/v1/chat/completions", **chat)
+    assert status == 400
+    assert f"messages: {why}" in str(reply).replace('\\"', "'")
     assert not engine.seen
 
 
@@ -122,21 +137,30 @@ async def test_what_the_server_cannot_place_passes_through(model: dict[str, Any]
         assert it.service.passthrough.counts == {"image_data": 1}
 
 
-async def test_no_reference_of_an_odd_shape_reaches_an_engine(model: dict[str, Any]) -> None:
-    engine = ImageEngine()
-    video = {"type": "video_url", "video_url": {"url": "http://10.0.0.1/a"}}
-    chat = {"model": "m", "messages": [{"role": "user", "content": [video]}]}
-    bodies: list[tuple[str, dict[str, Any]]] = [
-        ("/generate", body(image_data=["http://169.254.169.254/x", {}])),
-        ("/generate", body(audio_data="/etc/passwd")),
-        ("/generate", body(video_data=[["http://10.0.0.1/a"]])),
-        ("/v1/chat/completions", chat),
-    ]
-    async with served(engine, model=model) as it:
-        for path, fields in bodies:
-            status, reply = await it.post(path, **fields)
-            assert status == 400, fields
-            assert "\n" not in reply.get("error", reply)["message"]
+VIDEO = {"type": "video_url", "video_url": {"url": "http://10.0.0.1/a"}}
+ADDRESS = {"text": "a", "image_data": "http://10.0.0.1/a"}
+NOT_READ = "image_data: 'http://10.0.0.1/a': only data URLs"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "why"),
+    [
+        ("/generate", body(image_data=["http://169.254.169.254/x", {}]), "image_data"),
+        ("/generate", body(audio_data="/etc/passwd"), "audio_data"),
+        ("/generate", body(video_data=[["http://10.0.0.1/a"]]), "video_data"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [VIDEO]}]}, "messages"),
+        ("/encode", ADDRESS, NOT_READ),
+        ("/classify", ADDRESS, NOT_READ),
+        ("/v1/messages", ADDRESS, NOT_READ),
+    ],
+)
+async def test_no_reference_reaches_an_engine(
+    it: Served, engine: ImageEngine, path: str, fields: dict[str, Any], why: str
+) -> None:
+    status, reply = await it.post(path, **fields)
+    message = reply.get("error", reply)["message"]
+    assert (status, message[: len(why)]) == (400, why)
+    assert "\n" not in message
     assert not engine.seen
 
 
@@ -162,28 +186,24 @@ async def test_images_are_decoded_in_a_thread_however_the_field_is_spelt(
 
 
 async def test_a_body_has_limited_images(
-    model: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    it: Served, engine: ImageEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generate_body, "MOST_OF_BODY", 1)
     monkeypatch.setattr(media, "MOST_OF_BODY", 1)
-    engine = ImageEngine(longest=1000)
     two: dict[str, Any] = {"input_ids": [IDS, IDS], "image_data": [data_url(1)] * 2}
-    async with served(engine, model=model) as it:
-        for more in ({}, {"top_logprobs_num": 1}):
-            status, reply = await it.post("/generate", **body(**two | more))
-            assert status == 400
-            assert reply["error"]["message"] == "image_data: more than 1 images in one body"
+    for more in ({}, {"top_logprobs_num": 1}):
+        status, reply = await it.post("/generate", **body(**two | more))
+        assert status == 400
+        assert reply["error"]["message"] == "image_data: more than 1 images in one body"
     assert not engine.seen
 
 
-async def test_each_prompt_of_a_batch_has_its_placeholders(model: dict[str, Any]) -> None:
-    engine = ImageEngine(longest=1000)
+async def test_each_prompt_of_a_batch_has_its_placeholders(it: Served, engine: ImageEngine) -> None:
     two: dict[str, Any] = {"input_ids": [IDS, [*IDS, PLACEHOLDER]], "top_logprobs_num": 1}
-    async with served(engine, model=model) as it:
-        for image in ([data_url(1)] * 2, data_url(1), [None, [data_url(1)]]):
-            status, reply = await it.post("/generate", **body(**two, image_data=image))
-            assert status == 400
-            assert "1 images, but the prompt 1 has the placeholder 9 2" in str(reply)
+    for image in ([data_url(1)] * 2, data_url(1), [None, [data_url(1)]]):
+        status, reply = await it.post("/generate", **body(**two, image_data=image))
+        assert status == 400
+        assert "1 images, but the prompt 1 has the placeholder 9 2" in str(reply)
     assert not engine.seen
 
 
@@ -199,35 +219,21 @@ async def test_no_image_is_read_for_a_rollout_without_room(
             assert "responses; server.max_requests is 9" in str(reply)
 
 
-async def test_groups_that_a_reject_adds_have_images(model: dict[str, Any]) -> None:
-    engine = ImageEngine(longest=60)
-    async with served(engine, model=model) as it:
-        group = {"prompt_ids": IDS, "image_data": [data_url(3)], "n": 3}
-        first, options = {**group, "id": "a"}, {"target_groups": 1, "dynamic_filtering": True}
-        added = [{**group, "id": "b", "image_data": [data_url(4)]}, {**group, "id": "c"}]
-        async with rollout(it, [first], **options) as stream:
-            lines = stream.lines()
-            assert [(await anext(lines)).get("group_id") for _ in range(2)] == [None, "a"]
-            (status, verdict), (unknown, _) = await asyncio.gather(
-                stream.verdict("reject", "a", groups=added[:1]),
-                stream.verdict("reject", "x", groups=added[1:]),
-            )
-            assert (status, unknown, verdict["unfinished"]) == (200, 404, 1)
-            line = await anext(lines)
-            assert line["group_id"] == "b"
-            assert [sample["images"] for sample in line["samples"]] == [1, 1, 1]
-            await stream.verdict("accept", "b")
-            assert (await anext(lines))["event"] == "end"
+async def test_groups_that_a_reject_adds_have_images(it: Served, engine: ImageEngine) -> None:
+    group = {"prompt_ids": IDS, "image_data": [data_url(3)], "n": 3}
+    first, options = {**group, "id": "a"}, {"target_groups": 1, "dynamic_filtering": True}
+    added = [{**group, "id": "b", "image_data": [data_url(4)]}, {**group, "id": "c"}]
+    async with rollout(it, [first], **options) as stream:
+        lines = stream.lines()
+        assert [(await anext(lines)).get("group_id") for _ in range(2)] == [None, "a"]
+        (status, verdict), (unknown, _) = await asyncio.gather(
+            stream.verdict("reject", "a", groups=added[:1]),
+            stream.verdict("reject", "x", groups=added[1:]),
+        )
+        assert (status, unknown, verdict["unfinished"]) == (200, 404, 1)
+        line = await anext(lines)
+        assert line["group_id"] == "b"
+        assert [sample["images"] for sample in line["samples"]] == [1, 1, 1]
+        await stream.verdict("accept", "b")
+        assert (await anext(lines))["event"] == "end"
     assert {call["image_data"][0] for call in engine.seen} == {data_url(3), data_url(4)}
-
-
-async def test_images_of_a_chat_are_read_by_the_same_rules(model: dict[str, Any]) -> None:
-    engine = ImageEngine(longest=1000)
-    async with served(engine, model=model) as it:
-        for url in ("/etc/passwd.png", "http://127.0.0.1/a.png", "data:image/png;base64,AAAA"):
-            part = {"type": "image_url", "image_url": {"url": url}}
-            chat = {"messages": [{"role": "user", "content": [part]}], "model": "m"}
-            status, reply = await it.post("/v1/chat/completions", **chat)
-            assert status == 400
-            assert f"messages: image_data[0]: {url!r}" in str(reply).replace('\\"', "'")
-    assert not engine.seen

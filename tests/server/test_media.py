@@ -8,8 +8,7 @@ from seer_sgl.config import ImagesConfig
 from seer_sgl.rollout.images import ImageReader
 from seer_sgl.server.errors import BadRequest
 from seer_sgl.server.passthrough.media import read_images, require_inline, require_no_reference
-from tests.server.helpers import served
-from tests.support.images import ImageEngine, data_url
+from tests.support.images import data_url
 
 READER = ImageReader(ImagesConfig())
 EMBEDDING = {"format": "precomputed_embedding", "feature": [[0.5, 1.0]]}
@@ -94,14 +93,3 @@ def test_other_paths_pass_no_reference_on() -> None:
         {"input": [{"text": address, "image": None}], "video_data": "data:video/mp4;base64,AAAA"},
     ):
         require_no_reference(fields)
-
-
-@pytest.mark.parametrize("path", ["/encode", "/classify", "/v1/messages"])
-async def test_no_address_reaches_the_engine_of_another_path(path: str) -> None:
-    engine = ImageEngine()
-    fields: dict[str, Any] = {"text": "a", "image_data": "http://10.0.0.1/a"}
-    async with served(engine) as it:
-        status, reply = await it.post(path, **fields)
-        assert status == 400
-        assert "image_data: 'http://10.0.0.1/a': only data URLs" in str(reply)
-    assert not engine.seen
