@@ -15,7 +15,7 @@ import json
 import re
 import sys
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -84,6 +84,7 @@ class FakeSGLang(FakeControl):
     plugin: dict[str, Any] | None = None
     has_image_understanding: bool = False
     faults: deque[str] = field(default_factory=deque)
+    rejects: Callable[[dict[str, Any]], bool] | None = None  # calls that it answers with 400
     garbled: dict[str, str] = field(default_factory=dict)
     prompt_lens: dict[int, int] = field(default_factory=dict)
     seen: list[dict[str, Any]] = field(default_factory=list)
@@ -165,8 +166,8 @@ class FakeSGLang(FakeControl):
             self.by_rank[rank] -= 1
 
     def fault_of(self, call: dict[str, Any]) -> str:
-        """Returns a fault that depends on the call's content; "" by default."""
-        return ""
+        """Returns a fault that depends on the call's content; "" for none."""
+        return "400" if self.rejects is not None and self.rejects(call) else ""
 
     async def _answer(
         self, http: web.Request, call: dict[str, Any], fault: str

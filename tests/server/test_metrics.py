@@ -162,11 +162,10 @@ async def test_ends_are_counted_by_reason_and_lost_chunks_by_kind() -> None:
     fake = FakeSGLang(longest=1000, faults=deque(["503", "reset", "ok", "garbage"]))
     async with served(fake) as it:
         await it.generate(**body(1))
-        refused = FakeSGLang.fault_of
-        fake.fault_of = lambda call: "400"  # type: ignore[method-assign]
+        fake.rejects = lambda _: True
         status, _ = await it.post("/generate", **body(2, group_id="refused"))
         assert status == 400
-        fake.fault_of = lambda call: refused(fake, call)  # type: ignore[method-assign]
+        fake.rejects = None
         fake.delay_s = 0.05
         call = asyncio.create_task(it.generate(**body(3, rid="mine")))
         steps = fake.steps
@@ -248,21 +247,14 @@ async def test_the_drafting_counters_come_from_the_engines_that_answer(
 
 async def test_a_rollout_has_a_tail_and_is_counted_apart_from_single_requests() -> None:
     fake = FakeSGLang(longest=1000, max_running_requests=4, faults=deque(["stall"]))
-    rollout: dict[str, Any] = {
-        "rollout_id": "mine",
-        "groups": [{"id": f"p{n}", "prompt_ids": [1, n]} for n in range(10)],
-        "n_samples_per_prompt": 2,
-        "sampling": {"max_new_tokens": LIMIT},
-    }
-    async with served(fake) as it:
-        async with it.session.post(f"{it.url}/rollout", json=rollout) as reply:
-            assert reply.status == 200, await reply.text()
+    async with served(fake, sampling={"max_new_tokens": LIMIT}) as it:
+        async with rollout(it, prompts(10), rollout_id="mine") as stream:
             await asyncio.wait_for(fake.stalled.wait(), 10)
             assert (await scraped(it))("seer_rollouts") == 1
             (shown,) = (await it.ask("GET", "/live"))[1]["rollouts"]
             assert (shown["name"], shown["requests"]) == ("mine", 20)
             fake.wake_stalled()
-            await reply.read()
+            await stream.rest()
         await until(lambda: not it.service.rollouts.in_progress)
         now = await scraped(it)
     assert now("seer_rollouts") == now("seer_tail_seconds") == 0

@@ -90,7 +90,7 @@ async def test_a_rollout_whose_client_left_is_no_request_given_up() -> None:
             assert await reply.content.readline()
             await until(lambda: fake.steps > 2)
         await until(lambda: it.service.generation.in_progress == 0)
-        fake.fault_of = lambda call: "400"  # type: ignore[method-assign]
+        fake.rejects = lambda _: True
         assert (await it.post("/generate", input_ids=[5]))[0] == 400
         assert (await live(it))["requests"]["failed"] == 1
 

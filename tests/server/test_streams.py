@@ -83,13 +83,9 @@ async def test_an_answer_whose_engine_fails_half_way_is_counted_as_failed() -> N
 async def test_a_stream_that_ends_with_an_error_is_counted_with_its_status(
     path: str, tmp_path: Path
 ) -> None:
-    class RefusesContinuations(ChatFake):
-        @override
-        def fault_of(self, call: dict[str, Any]) -> str:
-            return "400" if len(call["input_ids"]) > CHUNK else ""
-
+    fake = ChatFake(rejects=lambda call: len(call["input_ids"]) > CHUNK)  # continuations
     fields = body(300 << 7) if path == "/generate" else {"prompt": " w100", "seed": 300 << 7}
-    async with served(RefusesContinuations(), model={"path": model_folder(tmp_path)}) as it:
+    async with served(fake, model={"path": model_folder(tmp_path)}) as it:
         *_, last = await events(it, path, **fields)
         now = await scraped(it)
     assert "fault 400" in last["error"]["message"]
