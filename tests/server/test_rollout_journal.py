@@ -194,11 +194,6 @@ async def test_groups_whose_reject_the_journal_has_lost_are_new_ones(tmp_path: P
         assert sorted(groups_of(lines)) == [f"g{i}" for i in range(7)]
         assert lines[-1]["state"] == "complete"
         assert lines[0]["resumed"]["samples"] >= len(before) * N
-        # It is in the journal now.
-        await unlocked(tmp_path / "step-1")
-        status, reply = await served.post("/rollout", groups=GROUPS, journal="step-1")
-        assert status == 400
-        assert "1 of its 7 prompts are missing" in str(reply)
 
 
 async def test_a_client_that_left_gets_the_samples_of_unfinished_groups_again(
