@@ -12,7 +12,7 @@ import pytest
 from seer_sgl.processes.child import free_port
 from tests.fake_sglang import FakeSGLang, serving
 from tests.server.generating import PROMPT, generating
-from tests.server.helpers import served, whole
+from tests.server.helpers import Served, served, whole
 from tests.support.waiting import until
 
 LONG = 5000
@@ -44,16 +44,14 @@ async def test_requests_finish_or_end_with_their_tokens_and_new_ones_are_refused
     assert ids == whole(SECOND, len(PROMPT), fake, LONG)[: len(ids)]
 
 
-async def test_a_request_that_waits_for_a_pause_ends_too() -> None:
-    fake = FakeSGLang(longest=100_000, delay_s=0.01)
-    async with served(fake) as it:
-        await it.post("/pause_generation", mode="retract")
-        waiting = generating(it, FIRST, LONG)
-        sent_on = generating(it, SECOND, LONG, top_logprobs_num=1)
-        await until(lambda: it.service.generation.requests == 2)
-        await it.service.drain(0.0)
-        for each in (waiting, sent_on):
-            assert (await each)["meta_info"]["finish_reason"]["type"] == "abort"
+async def test_a_request_that_waits_for_a_pause_ends_too(it: Served) -> None:
+    await it.post("/pause_generation", mode="retract")
+    waiting = generating(it, FIRST, LONG)
+    sent_on = generating(it, SECOND, LONG, top_logprobs_num=1)
+    await until(lambda: it.service.generation.requests == 2)
+    await it.service.drain(0.0)
+    for each in (waiting, sent_on):
+        assert (await each)["meta_info"]["finish_reason"]["type"] == "abort"
 
 
 @pytest.mark.process

@@ -112,29 +112,25 @@ async def test_a_bad_image_is_refused(
     assert not engine.seen
 
 
-async def test_what_the_server_cannot_place_passes_through(model: dict[str, Any]) -> None:
-    engine = ImageEngine(longest=1000)
-    async with served(engine, model=model) as it:
-        await it.generate(**body(input_ids=[5, 5]))
-        assert it.service.passthrough.counts == {"image_data": 1}
+async def test_what_the_server_cannot_place_passes_through(
+    it: Served, engine: ImageEngine, model: dict[str, Any]
+) -> None:
+    await it.generate(**body(input_ids=[5, 5]))
+    assert it.service.passthrough.counts == {"image_data": 1}
     (call,) = engine.seen
     assert ORIGIN not in call["sampling_params"].get("custom_params", {})
     assert call["image_data"] == [data_url(1)]
-    status_of = []
-    async with served(ImageEngine(longest=1000), model=model) as it:
-        for wrong in (
-            {"input_ids": [*IDS, PLACEHOLDER]},  # SGLang never answers
-            {"image_data": ["/etc/passwd.png"], "logprob_start_len": 0},
-            {"image_data": ["http://127.0.0.1/a.png"], "top_logprobs_num": 1},
-        ):
-            status, reply = await it.post("/generate", **body(**wrong))
-            assert reply["error"]["message"].startswith("image_data")
-            status_of.append(status)
-        assert status_of == [400, 400, 400]
+    for wrong in (
+        {"input_ids": [*IDS, PLACEHOLDER]},  # SGLang never answers
+        {"image_data": ["/etc/passwd.png"], "logprob_start_len": 0},
+        {"image_data": ["http://127.0.0.1/a.png"], "top_logprobs_num": 1},
+    ):
+        status, reply = await it.post("/generate", **body(**wrong))
+        assert (status, reply["error"]["message"][:10]) == (400, "image_data")
     without = ImageEngine(longest=1000, continues=False)
-    async with served(without, model=model) as it:
-        await it.generate(**body())
-        assert it.service.passthrough.counts == {"image_data": 1}
+    async with served(without, model=model) as other:
+        await other.generate(**body())
+        assert other.service.passthrough.counts == {"image_data": 1}
 
 
 VIDEO = {"type": "video_url", "video_url": {"url": "http://10.0.0.1/a"}}
@@ -165,7 +161,7 @@ async def test_no_reference_reaches_an_engine(
 
 
 async def test_images_are_decoded_in_a_thread_however_the_field_is_spelt(
-    model: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    it: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads, kind = [], {"Content-Type": "application/json"}
     inspected = images._inspected
@@ -175,12 +171,11 @@ async def test_images_are_decoded_in_a_thread_however_the_field_is_spelt(
         return inspected(*given)
 
     monkeypatch.setattr(images, "_inspected", noted)
-    async with served(ImageEngine(longest=1000), model=model) as it:
-        for more in ({}, {"logprob_start_len": 0}):
-            text = json.dumps(body(**more)).replace('"image_data"', '"image\\u005fdata"')
-            assert "u005f" in text
-            async with it.session.post(f"{it.url}/generate", data=text, headers=kind) as reply:
-                assert reply.status == 200, await reply.text()
+    for more in ({}, {"logprob_start_len": 0}):
+        text = json.dumps(body(**more)).replace('"image_data"', '"image\\u005fdata"')
+        assert "u005f" in text
+        async with it.session.post(f"{it.url}/generate", data=text, headers=kind) as reply:
+            assert reply.status == 200, await reply.text()
     assert len(threads) >= 2
     assert threading.main_thread() not in threads
 

@@ -14,7 +14,7 @@ from seer_sgl.server.passthrough.body import passthrough_body
 from seer_sgl.server.prompt_texts import PromptTexts
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
-from tests.server.helpers import served
+from tests.server.helpers import Fakes, Served, served
 from tests.support.bodies import body, events
 from tests.support.infos import info
 from tests.support.waiting import until
@@ -102,18 +102,16 @@ async def test_abort_all_reaches_every_response_by_the_name_that_sglang_gives_it
     assert sorted(aborts, key=str) == sent
 
 
-async def test_more_responses_than_allowed_are_refused() -> None:
-    fake = FakeSGLang()
-    async with served(fake) as it:
-        for path, fields in (
-            ("/generate", body(1, params={"n": 4097})),
-            ("/generate", undivided(1, params={"n": 10**9})),
-            ("/generate", undivided(1) | {"input_ids": [[1]] * 4097}),
-            ("/v1/completions", {"prompt": ["a"] * 50, "n": 100, "logprobs": 2}),
-        ):
-            status, refusal = await it.post(path, **fields)
-            assert status == 400 and "at most 4096" in refusal["error"]["message"]
-    assert not fake.seen
+async def test_more_responses_than_allowed_are_refused(it: Served, fakes: Fakes) -> None:
+    for path, fields in (
+        ("/generate", body(1, params={"n": 4097})),
+        ("/generate", undivided(1, params={"n": 10**9})),
+        ("/generate", undivided(1) | {"input_ids": [[1]] * 4097}),
+        ("/v1/completions", {"prompt": ["a"] * 50, "n": 100, "logprobs": 2}),
+    ):
+        status, refusal = await it.post(path, **fields)
+        assert status == 400 and "at most 4096" in refusal["error"]["message"]
+    assert not any(fake.seen for fake in fakes)
 
 
 async def test_an_abort_is_repeated_until_the_engine_ends_the_request() -> None:
@@ -139,24 +137,22 @@ async def test_an_abort_succeeds_although_the_client_of_its_request_hangs_up() -
     assert (status, answer["aborted"]) == (200, 1)
 
 
-async def test_a_divided_request_has_no_stop_outside_the_vocabulary() -> None:
-    fake = FakeSGLang()
+async def test_a_divided_request_has_no_stop_outside_the_vocabulary(
+    it: Served, fakes: Fakes
+) -> None:
+    for each in it.service.fleet.engines:
+        each._info = msgspec.structs.replace(each.info, vocab_size=100)
     params = {"stop_token_ids": [100]}
-    async with served(fake) as it:
-        for each in it.service.fleet.engines:
-            each._info = msgspec.structs.replace(each.info, vocab_size=100)
-        status, reply = await it.post("/generate", input_ids=[5], sampling_params=params)
+    status, reply = await it.post("/generate", input_ids=[5], sampling_params=params)
     assert (status, reply["error"]["message"][:15]) == (400, "stop_token_ids:")
-    assert not fake.seen
+    assert not any(fake.seen for fake in fakes)
 
 
-async def test_other_fields_that_have_no_value_are_not_sent_on() -> None:
-    fake = FakeSGLang()
+async def test_other_fields_that_have_no_value_are_not_sent_on(it: Served, fakes: Fakes) -> None:
     params = {"sampling_seed": 5, "max_new_tokens": 2, "n": None}
     empty: dict[str, Any] = {"lora_id": [], "a_field_of_tomorrow": False, "received_time": 5.5}
-    async with served(fake) as it:
-        await it.generate(input_ids=[5], sampling_params=params, top_logprobs_num=1, **empty)
-    (sent,) = fake.seen
+    await it.generate(input_ids=[5], sampling_params=params, top_logprobs_num=1, **empty)
+    (sent,) = fakes[0].seen + fakes[1].seen
     assert not set(empty) & set(sent)
     assert "n" not in sent["sampling_params"], "SGLang fails with null"
 
