@@ -20,10 +20,21 @@ from seer_sgl.server.prompt_texts import PromptTexts
 from seer_sgl.types import Request
 from tests.fake_sglang import FakeSGLang, serving
 from tests.server.chat_fake import model_folder
-from tests.server.helpers import CHUNK, BreakingOff, served, served_config, whole
+from tests.server.helpers import CHUNK, BreakingOff, Fakes, Served, served, served_config, whole
 from tests.server.scrape import scraped
 from tests.support.bodies import LIMIT, PROMPT, body, events
 from tests.support.waiting import until
+
+
+@pytest.fixture
+def fake() -> FakeSGLang:
+    return FakeSGLang(longest=1000)
+
+
+@pytest.fixture
+def fakes(fake: FakeSGLang) -> Fakes:
+    """The engines of the server `it`."""
+    return [fake]
 
 
 async def test_a_response_of_many_chunks_on_two_engines_is_the_undivided_one() -> None:
@@ -41,14 +52,12 @@ async def test_a_response_of_many_chunks_on_two_engines_is_the_undivided_one() -
     assert all(fake.seen for fake in fakes)
 
 
-async def test_a_batch_with_n_is_a_list_in_order_and_each_prompt_one_group() -> None:
-    fake = FakeSGLang(longest=1000)
-    async with served(fake) as it:
-        reply = await it.generate(
-            input_ids=[[1, 2], [3, 4, 5]],
-            sampling_params={"max_new_tokens": 5, "n": 3},
-            return_logprob=True,
-        )
+async def test_a_batch_with_n_is_a_list_in_order_and_each_prompt_one_group(it: Served) -> None:
+    reply = await it.generate(
+        input_ids=[[1, 2], [3, 4, 5]],
+        sampling_params={"max_new_tokens": 5, "n": 3},
+        return_logprob=True,
+    )
     assert [each["meta_info"]["prompt_tokens"] for each in reply] == [2, 2, 2, 3, 3, 3]
     groups = [each["meta_info"]["seer"]["group"] for each in reply]
     assert len(set(groups)) == 2 and len(set(groups[:3])) == 1
@@ -83,24 +92,18 @@ async def test_a_stream_grows_or_has_only_what_is_new_if_all_engines_stream_so(
     assert sent == [True] + [False] * (len(parts) - 1)
 
 
-async def test_a_streamed_batch_names_the_position_of_each_event() -> None:
-    fake = FakeSGLang(longest=1000)
-    async with served(fake) as it:
-        parts = await events(it, input_ids=[[1, 2], [3, 4]], sampling_params={"max_new_tokens": 20})
+async def test_a_streamed_batch_names_the_position_of_each_event(it: Served) -> None:
+    parts = await events(it, input_ids=[[1, 2], [3, 4]], sampling_params={"max_new_tokens": 20})
     last = {part["index"]: part for part in parts}
     assert sorted(last) == [0, 1]
     assert all(part["meta_info"]["finish_reason"] for part in last.values())
 
 
-async def test_equal_prompts_and_equal_group_ids_are_siblings() -> None:
-    fake = FakeSGLang(longest=1000)
-    async with served(fake) as it:
-        same = [await it.generate(**body(i << 7)) for i in range(1, 4)]
-        other = await it.generate(**body(9 << 7) | {"input_ids": [1]})
-        named = [await it.generate(**body(i << 7, group_id="g")) for i in range(1, 4)]
-        numbered = [
-            await it.generate(**body(i << 7, group_id=7, session_id=7)) for i in range(1, 3)
-        ]
+async def test_equal_prompts_and_equal_group_ids_are_siblings(it: Served) -> None:
+    same = [await it.generate(**body(i << 7)) for i in range(1, 4)]
+    other = await it.generate(**body(9 << 7) | {"input_ids": [1]})
+    named = [await it.generate(**body(i << 7, group_id="g")) for i in range(1, 4)]
+    numbered = [await it.generate(**body(i << 7, group_id=7, session_id=7)) for i in range(1, 3)]
     groups = [reply["meta_info"]["seer"]["group"] for reply in (*same, other, *named)]
     assert len(set(groups[:3])) == 1
     assert groups[3] not in (groups[0], "g")
@@ -127,13 +130,13 @@ def requests_in_memory() -> int:
     return sum(type(each) is Request for each in gc.get_objects())
 
 
-async def test_a_continuation_joins_its_group_and_has_only_new_tokens() -> None:
-    fake = FakeSGLang(longest=1000)
+async def test_a_continuation_joins_its_group_and_has_only_new_tokens(
+    it: Served, fake: FakeSGLang
+) -> None:
     seed = 200 << 7
-    async with served(fake) as it:
-        first = await it.generate(**body(seed, params={"max_new_tokens": 13}))
-        begun = PROMPT + first["output_ids"]
-        second = await it.generate(**body(seed, return_logprob=True) | {"input_ids": begun})
+    first = await it.generate(**body(seed, params={"max_new_tokens": 13}))
+    begun = PROMPT + first["output_ids"]
+    second = await it.generate(**body(seed, return_logprob=True) | {"input_ids": begun})
     assert first["meta_info"]["seer"]["group"] == second["meta_info"]["seer"]["group"]
     assert second["meta_info"]["prompt_tokens"] == len(begun)
     expected = whole(seed, len(PROMPT), fake, 13 + LIMIT)
@@ -164,21 +167,20 @@ async def test_the_group_of_an_aborted_response_waits_for_its_continuation() -> 
 
 
 @pytest.mark.parametrize("spaces", [True, False])
-async def test_spaces_between_special_tokens_divide_a_request_like_others(spaces: bool) -> None:
-    fake = FakeSGLang(longest=1000)
-    async with served(fake) as it:
-        params = {"spaces_between_special_tokens": spaces}
-        reply = await it.generate(**body(200 << 7, params=params))
-        assert it.service.passthrough.counts == {}
+async def test_spaces_between_special_tokens_divide_a_request_like_others(
+    it: Served, spaces: bool
+) -> None:
+    params = {"spaces_between_special_tokens": spaces}
+    reply = await it.generate(**body(200 << 7, params=params))
+    assert it.service.passthrough.counts == {}
     assert reply["meta_info"]["seer"]["chunks"] == LIMIT / CHUNK
 
 
 async def test_a_group_that_fails_because_of_one_request_costs_its_siblings_nothing() -> None:
-    class Refuses(FakeSGLang):
-        def fault_of(self, call: dict[str, Any]) -> str:
-            return "400" if call["sampling_params"]["sampling_seed"] == 13 else ""
+    def rejects(call: dict[str, Any]) -> bool:
+        return bool(call["sampling_params"]["sampling_seed"] == 13)
 
-    fakes = [Refuses(longest=1000, delay_s=0.01), Refuses(longest=1000, delay_s=0.01)]
+    fakes = [FakeSGLang(longest=1000, delay_s=0.01, rejects=rejects) for _ in range(2)]
     seeds = [i << 7 for i in range(300, 308)]
     async with served(*fakes) as it:
         calls = [it.generate(**body(seed, group_id="g")) for seed in seeds]
@@ -246,14 +248,12 @@ def test_a_request_that_is_not_divided_names_the_field(fields: dict[str, Any], r
     ],
 )
 async def test_what_cannot_cross_a_chunk_goes_through_as_it_is(
-    fields: dict[str, Any], reason: str
+    it: Served, fake: FakeSGLang, fields: dict[str, Any], reason: str
 ) -> None:
-    fake = FakeSGLang(longest=1000)
-    async with served(fake) as it:
-        sent = body(200 << 7, **fields)
-        reply = await it.generate(**sent)
-        assert it.service.passthrough.counts == {reason: 1}
-        assert it.service.generation.in_progress == 0
+    sent = body(200 << 7, **fields)
+    reply = await it.generate(**sent)
+    assert it.service.passthrough.counts == {reason: 1}
+    assert it.service.generation.in_progress == 0
     (call,) = fake.seen
     assert call.pop("rid") == reply["meta_info"]["id"]
     assert call == sent
@@ -270,24 +270,11 @@ async def test_what_cannot_cross_a_chunk_goes_through_as_it_is(
     ],
 )
 async def test_what_sglang_does_not_know_is_refused_by_name(
-    fields: dict[str, Any], named: str
+    it: Served, fake: FakeSGLang, fields: dict[str, Any], named: str
 ) -> None:
-    fake = FakeSGLang(longest=1000)
-    async with served(fake) as it:
-        status, reply = await it.post("/generate", **body(200 << 7, **fields))
+    status, reply = await it.post("/generate", **body(200 << 7, **fields))
     assert (status, reply["error"]["message"].partition(": ")[0]) == (400, named)
     assert not fake.seen
-
-
-async def test_an_undivided_request_waits_for_room_in_the_ledger() -> None:
-    fake = FakeSGLang(longest=1000, max_total_num_tokens=100, delay_s=0.02)
-    async with served(fake) as it:
-        calls = [
-            it.generate(**body(i << 7, top_logprobs_num=1, params={"max_new_tokens": 60}))
-            for i in range(300, 304)
-        ]
-        await asyncio.gather(*calls)
-    assert fake.peak_running == 1
 
 
 async def test_an_answer_that_breaks_off_takes_no_engine_out_of_service() -> None:
@@ -301,24 +288,12 @@ async def test_an_answer_that_breaks_off_takes_no_engine_out_of_service() -> Non
         assert (await scraped(it))("seer_request_seconds_count", kind="single") == 1
 
 
-async def test_more_responses_than_allowed_are_refused_with_429() -> None:
-    fake = FakeSGLang(longest=1000, delay_s=0.05)
-    async with served(fake, server={"max_requests": 4}) as it:
-        busy = asyncio.create_task(it.generate(**body(300 << 7, params={"n": 4})))
-        await until(lambda: it.service.generation.in_progress == 4)
-        async with it.session.post(f"{it.url}/generate", json=body(2)) as refused:
-            assert refused.status == 429
-            assert refused.headers["Retry-After"] == "1"
-        assert len(await busy) == 4
-
-
-async def test_a_name_in_use_is_refused() -> None:
-    fake = FakeSGLang(longest=1000, delay_s=0.05)
-    async with served(fake) as it:
-        busy = asyncio.create_task(it.generate(**body(300 << 7, rid="one")))
-        await until(lambda: it.service.generation.in_progress == 1)
-        status, reply = await it.post("/generate", **body(3, rid="one"))
-        await busy
+async def test_a_name_in_use_is_refused(it: Served, fake: FakeSGLang) -> None:
+    fake.delay_s = 0.05
+    busy = asyncio.create_task(it.generate(**body(300 << 7, rid="one")))
+    await until(lambda: it.service.generation.in_progress == 1)
+    status, reply = await it.post("/generate", **body(3, rid="one"))
+    await busy
     assert status == 400
     assert "Duplicate request ID" in reply["error"]["message"]
 
