@@ -136,7 +136,7 @@ async def test_a_collective_update_does_not_begin_without_an_engine(
 OFTEN_READ = Timing(poll_s=0.02, refresh_every_s=0.1)  # the facts about an engine
 
 
-async def test_an_update_without_a_version_keeps_the_name_and_forgets_the_kv() -> None:
+async def test_after_an_update_without_a_version_no_name_brings_a_restarted_engine_back() -> None:
     fakes = two()
     async with served(*fakes, timing=OFTEN_READ) as it:
         await it.ok(DISK, model_path="new")
