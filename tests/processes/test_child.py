@@ -30,6 +30,16 @@ from tests.support.processes import lives
 from tests.support.waiting import until
 
 
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The only port that may be given; this process does not hold it."""
+    monkeypatch.setattr(child, "_held", None)
+    port = free_port()
+    monkeypatch.setattr(child, "PORTS", range(port, port + 1))
+    monkeypatch.setattr(child, "_given", set())
+    return port
+
+
 def test_a_free_port_is_given_once_and_is_none_of_an_outgoing_connection() -> None:
     given = [free_port() for _ in range(50)]
     assert len(set(given)) == 50
@@ -38,11 +48,8 @@ def test_a_free_port_is_given_once_and_is_none_of_an_outgoing_connection() -> No
 
 def test_a_log_that_is_gone_hides_no_other_error(tmp_path: Path) -> None:
     gone = tmp_path / "gone.log"
-    assert (
-        last_line(gone)
-        == log_tail(gone).strip()
-        == ("the log cannot be read: No such file or directory")
-    )
+    complaint = "the log cannot be read: No such file or directory"
+    assert last_line(gone) == log_tail(gone).strip() == complaint
 
 
 def test_a_port_of_an_ipv6_address_is_tried_there() -> None:
@@ -56,11 +63,7 @@ def test_a_port_of_an_ipv6_address_is_tried_there() -> None:
     require_free_port(port, "k", "::1")
 
 
-def test_a_port_somebody_listens_on_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "_held", None)  # otherwise it would hold the port itself
-    port = free_port()
-    monkeypatch.setattr(child, "PORTS", range(port, port + 1))
-    monkeypatch.setattr(child, "_given", set())
+def test_a_port_somebody_listens_on_is_not_free(port: int) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", port))
         server.listen()
@@ -69,22 +72,15 @@ def test_a_port_somebody_listens_on_is_not_free(monkeypatch: pytest.MonkeyPatch)
     assert free_port() == port
 
 
-def test_a_port_that_is_required_goes_to_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "_held", None)
-    port = free_port()
-    monkeypatch.setattr(child, "PORTS", range(port, port + 1))
-    monkeypatch.setattr(child, "_given", set())
+def test_a_port_that_is_required_goes_to_no_engine(port: int) -> None:
     require_free_port(port, "server.port")
     with pytest.raises(ConfigError, match="no free port"):
         free_port()
 
 
 def test_processes_that_hold_their_ports_choose_different_ones(
-    monkeypatch: pytest.MonkeyPatch,
+    port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "_held", None)
-    port = free_port()
-    monkeypatch.setattr(child, "PORTS", range(port, port + 1))
     child.hold_ports()
     for _ in range(2):  # as two processes, each with its own memory of ports
         monkeypatch.setattr(child, "_given", set())
