@@ -145,14 +145,6 @@ async def test_without_the_token_nobody_gets_in(server: LinkServer, scheme: str)
     assert refused.value.status == 401
 
 
-async def test_another_protocol_is_refused(server: LinkServer, received: Received) -> None:
-    frames = (Hello(messages.PROTOCOL + 1, "new", 0, 1), KvStored("g.0.c1/", True))
-    async with raw_socket(server, *frames) as socket:
-        assert await closed(socket)
-    assert not server.linked("new")
-    assert received.stored == []
-
-
 async def test_who_has_not_said_hello_is_not_believed(
     server: LinkServer, received: Received
 ) -> None:
@@ -197,14 +189,21 @@ async def test_a_second_hello_ends_its_connection_and_names_no_other_engine(
     assert not server.linked("second")
 
 
-@pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 1), (0, 0), (0, -1), (1, 3)])
-async def test_a_rank_that_cannot_be_is_refused(
-    server: LinkServer, received: Received, rank: int, ranks: int
+@pytest.mark.parametrize(
+    ("newer", "rank", "ranks"),
+    [(1, 1, 2), (0, 2, 2), (0, -1, 1), (0, 0, 0), (0, 0, -1), (0, 1, 3)],
+)
+async def test_another_protocol_or_a_rank_that_cannot_be_is_refused(
+    server: LinkServer, received: Received, newer: int, rank: int, ranks: int
 ) -> None:
+    odd_hello = Hello(messages.PROTOCOL + newer, "one", rank, ranks)
     async with engine(server, rank=0, ranks=2) as first:
+        first.send(KvStored("g.0.c1/", True))
         await received.all_of(first)
-        async with raw_socket(server, Hello(messages.PROTOCOL, "one", rank, ranks)) as odd:
+        async with raw_socket(server, odd_hello, KvStored("g.0.c1/", True)) as odd:
             assert await closed(odd)
+        assert not server.linked("one")
+        assert received.stored == []
         async with engine(server, rank=1, ranks=2):
             await server.until_linked("one")
 
