@@ -28,7 +28,7 @@ class FakeHub(HubClient):
         self.heard: list[Any] = []
 
     def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
-        self.heard.append((group, sequence, list(tokens)))
+        self.heard.append((group, sequence, tokens))
 
     def done(self, group: str) -> None:
         self.heard.append(group)
@@ -65,29 +65,24 @@ def test_a_group_that_is_given_up_is_over_once_and_one_that_never_began_is_not_m
 
 
 def test_restored_tokens_come_with_the_first_chunk_and_do_not_change_later() -> None:
-    loaded: list[tuple[int, array[int]]] = []
-
-    class Keeping(FakeHub):
-        def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
-            loaded.append((sequence, tokens))
-
-    group = make_group("g", n=3)
+    hub, group = FakeHub(), make_group("g", n=3)
     group.requests[0].append(make_reply(2, "stop", first=5))
     group.requests[0].finish("stop", None, 1.0)
     group.requests[2].append(make_reply(1, first=7))
-    keeper = DraftKeeper(Keeping())
+    keeper = DraftKeeper(hub)
     send(keeper, group, 1)
     group.requests[2].append(make_reply(1, first=8))
     send(keeper, group, 2)
-    assert [(number, list(ids)) for number, ids in loaded] == [(0, [5, 6]), (2, [7])]
+    assert hub.heard == [("g", 0, array("i", [5, 6])), ("g", 2, array("i", [7]))]
 
 
 def test_history_comes_with_the_first_chunk_as_sequences_after_the_groups_own() -> None:
     hub, group = FakeHub(), make_group("g", n=2)
-    keeper = DraftKeeper(hub, lambda _: [array("i", [5]), array("i", [6])])
+    history = [array("i", [5]), array("i", [6])]
+    keeper = DraftKeeper(hub, lambda _: history)
     send(keeper, group, 1)
     send(keeper, group, 0)
-    assert hub.heard == [("g", HISTORY_FROM, [5]), ("g", HISTORY_FROM + 1, [6])]
+    assert hub.heard == [("g", HISTORY_FROM + i, ids) for i, ids in enumerate(history)]
 
 
 def test_a_group_of_more_samples_than_an_index_takes_drafts_in_parts() -> None:
@@ -97,8 +92,8 @@ def test_a_group_of_more_samples_than_an_index_takes_drafts_in_parts() -> None:
     send(keeper, group, 0)
     keeper.closed(group, LEFT)
     parts = ["g", "g/1", "g/2"]
-    history = [(part, HISTORY_FROM, [5]) for part in parts]
-    assert hub.heard == [("g/1", MOST_SIBLINGS, [7]), *history, *parts]
+    history = [(part, HISTORY_FROM, array("i", [5])) for part in parts]
+    assert hub.heard == [("g/1", MOST_SIBLINGS, array("i", [7])), *history, *parts]
     sent = [
         sampling_params(chunk_on("a", group.requests[index]), drafting=True)
         for index in (MOST_SIBLINGS - 1, MOST_SIBLINGS)

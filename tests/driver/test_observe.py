@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.engine_types import EngineLoad
-from seer_sgl.types import Prompt, Request, Sampling, token_array
+from seer_sgl.types import Request
 from tests.fake_sglang import FakeSGLang
 from tests.support.drivers import LIMIT, Events, all_of, check, staged
 from tests.support.timing import QUICK
@@ -44,12 +44,10 @@ async def test_an_observer_of_all_runs_receives_runs_opened_before_and_after_it(
     async with staged(FakeSGLang()) as stage:
         before = stage.driver.open_run(caller="a")
         stage.driver.observe(events)
-        maker = GroupMaker("a", 1)
-        prompt = Prompt(prompt_id="p", prompt_ids=token_array([5, 5, 5]), n=2)
-        group = maker.group(prompt, Sampling(max_new_tokens=LIMIT), LIMIT, 0.0)
+        (group,) = stage.groups(1, n=2)
         group.growing = True
         before.add([group])
-        before.grow(group, maker.requests(group, 1, LIMIT, 0.0))
+        before.grow(group, GroupMaker("more", 1).requests(group, 1, LIMIT, 0.0))
         before.complete_group(group)
         before.complete()
         after = stage.driver.submit(stage.groups(2, run_id="b"), caller="b")
