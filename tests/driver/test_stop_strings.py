@@ -56,13 +56,6 @@ def test_a_stop_begun_in_the_last_chunk_cuts_the_next() -> None:
     assert (reply.finish, reply.matched) == ("stop", "abc")
 
 
-def test_nothing_spans_the_boundary_and_the_reply_is_untouched() -> None:
-    recheck = StopRecheck(["abc"], len, decode)
-    reply = reply_of([1, 3])
-    assert recheck([3, 3], reply) is reply
-    assert recheck([], reply) is reply
-
-
 def test_the_engines_count_of_a_stop_decides_where_it_is_searched() -> None:
     """Here a stop of two characters has six tokens; for the engine it has two, so its window of
     three tokens never holds the stop that the model spells with other tokens between."""
