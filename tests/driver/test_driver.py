@@ -279,13 +279,6 @@ async def test_an_engine_that_goes_and_comes_back_is_logged(
     assert back == "engine e0 serves again"
 
 
-async def test_a_closed_driver_takes_nothing() -> None:
-    async with staged(FakeSGLang()) as stage:
-        pass
-    with pytest.raises(RolloutError, match="the driver was closed"):
-        stage.driver.submit(stage.groups(1))
-
-
 async def test_an_undividable_watched_request_reports_what_counts_only() -> None:
     events = Events()
     fake = FakeSGLang(faults=deque(["slow", "abort"]))

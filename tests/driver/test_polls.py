@@ -157,5 +157,7 @@ async def test_a_driver_whose_end_is_cut_short_takes_nothing_and_leaves_no_task(
     async with asyncio.timeout(60.0):
         with pytest.raises(RolloutError, match="the driver was closed"):
             await anext(run)
+    with pytest.raises(RolloutError, match="the driver was closed"):
+        opened[0].open_run()
     assert engine.settling is not None
     assert engine.settling.cancelled()
