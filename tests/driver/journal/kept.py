@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seer_sgl.driver.groups import GroupMaker
-from seer_sgl.driver.journal.blocks import Tail, make_block
+from seer_sgl.driver.journal.blocks import make_block
 from seer_sgl.driver.journal.facts import make_header
 from seer_sgl.driver.journal.folder import JournalFolder
 from seer_sgl.driver.journal.journal import Journal
@@ -136,18 +136,13 @@ def make_journal(path: Path, draw: random.Random, prompts: int = 3, n: int = 3) 
                 request = draw.choice(left)
                 if request.state is not RequestState.FINISHED:
                     journal.grown(returned(request, draw))
-            tail = _append(file, writer, tail)
+            block, tail = make_block(writer.records, tail)
+            writer.records.clear()
+            file.write(block)
             positions.append(tail.position)
             states.append(state_of(groups))
         file.close()
     return Supervised(path, (path / "journal").read_bytes(), positions, states)
-
-
-def _append(file: object, writer: ListWriter, tail: Tail) -> Tail:
-    block, tail = make_block(writer.records, tail)
-    writer.records.clear()
-    file.write(block)  # type: ignore[attr-defined]
-    return tail
 
 
 def resumed(path: Path) -> tuple[list[Group], StoredRollout]:
