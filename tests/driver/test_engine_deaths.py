@@ -9,12 +9,11 @@ import pytest
 from aiohttp import web
 
 from seer_sgl.engine_types import EngineLoad
-from seer_sgl.errors import RolloutError
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.scheduling.suspects import MORE_STALLS
-from seer_sgl.types import Group, Sample
+from seer_sgl.types import Sample
 from tests.fake_sglang import DYING_TURNS, FakeSGLang, response_of
-from tests.support.fleets import PROMPTS, all_groups, check, check_sample, rolling
+from tests.support.fleets import all_groups, check, check_sample, rolling
 from tests.support.timing import QUICK
 from tests.support.waiting import until
 
@@ -85,11 +84,7 @@ async def test_a_request_that_kills_late_comes_back_with_its_tokens_and_kills_th
     assert poison.failure is not None
 
 
-@pytest.mark.parametrize("on_failure", ["group", "sample"])
-async def test_siblings_of_a_request_that_was_given_up_continue_only_if_they_should(
-    on_failure: str,
-) -> None:
-
+async def test_siblings_of_a_request_that_was_given_up_continue_if_they_should() -> None:
     unlucky: list[int] = []  # the seed of one request
 
     class Picky(FakeSGLang):
@@ -102,23 +97,11 @@ async def test_siblings_of_a_request_that_was_given_up_continue_only_if_they_sho
             return "400" if seed in unlucky else ""
 
     async with rolling(
-        Picky(longest=200), Picky(longest=200), rollout={"on_failure": on_failure}, timing=QUICK
+        Picky(longest=200), Picky(longest=200), rollout={"on_failure": "sample"}, timing=QUICK
     ) as rollout:
-        groups: list[Group] = []
-        error = ""
-        try:
-            async for group in rollout.run(PROMPTS):
-                groups.append(group)  # noqa: PERF401
-        except RolloutError as given_up:
-            error = str(given_up)
+        groups = await all_groups(rollout)
         report = rollout.report()
     assert report["failed_requests"] == 1
-    if on_failure == "group":
-        assert "1 of 4 groups were given up" in error
-        assert len(groups) == 3
-        assert report["wasted_tokens"] > 0
-        return
-    assert not error
     assert len(groups) == 4
     failed = [s for group in groups for s in group.samples if s.failure is not None]
     assert [sample.seed for sample in failed] == unlucky

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import re
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -132,11 +133,16 @@ async def test_a_stuck_engine_loses_its_chunks_to_the_other(kind: type[FakeSGLan
     assert stuck.aborted, "chunks taken back are aborted on the engine"
 
 
-class Poisoned(FakeSGLang):
-    """Fails on one prompt and serves all others."""
+@dataclass(eq=False)
+class Picky(FakeSGLang):
+    """Refuses the prompt of 11 tokens, or a continuation of it, or fails on it."""
+
+    status: str = "400"
+    length: int = 11
 
     def fault_of(self, call: dict[str, Any]) -> str:
-        return "500" if call["input_ids"] == [5] * 11 else ""
+        ids = call["input_ids"]
+        return self.status if ids[:11] == [5] * 11 and len(ids) == self.length else ""
 
 
 async def test_a_request_that_always_fails_gives_up_its_group_and_no_other() -> None:
@@ -144,7 +150,7 @@ async def test_a_request_that_always_fails_gives_up_its_group_and_no_other() -> 
     prompts = [*PROMPTS, *({"prompt_ids": [6] * 9, "id": f"q{i}"} for i in range(28))]
     groups = []
     async with rolling(
-        Poisoned(delay_s=0.005),
+        Picky(status="500", delay_s=0.005),
         engines={"recovery_timeout_s": 0.2},
         timing=Timing(poll_s=0.01, readmission_most_s=0.02),
     ) as rollout:
@@ -154,16 +160,9 @@ async def test_a_request_that_always_fails_gives_up_its_group_and_no_other() -> 
     assert len(groups) == 31
 
 
-class Picky(FakeSGLang):
-    """Refuses one prompt, as SGLang does if its context is too short."""
-
-    def fault_of(self, call: dict[str, Any]) -> str:
-        return "400" if call["input_ids"][:11] == [5] * 11 and len(call["input_ids"]) == 11 else ""
-
-
 @pytest.mark.parametrize("count", [1, 3])
-async def test_a_prompt_that_sglang_refuses_gives_up_its_group_only(count: int) -> None:
-    fakes = [Picky() for _ in range(count)]
+async def test_a_request_that_sglang_refuses_gives_up_its_group_only(count: int) -> None:
+    fakes = [Picky(length=11 + 8) for _ in range(count)]
     groups = []
     async with rolling(*fakes) as rollout:
         with pytest.raises(RolloutError, match=r"1 of 4 groups were given up") as raised:
@@ -172,6 +171,7 @@ async def test_a_prompt_that_sglang_refuses_gives_up_its_group_only(count: int) 
         report = rollout.report()
     assert len(groups) == 3
     assert (report["groups"], report["unfinished_groups"]) == (3, 1)
+    assert report["wasted_tokens"] > 0
     message = str(raised.value)
     named = re.findall(r"engine e\d \(http://\S+\): HTTP 400: fault 400", message)
     assert len(set(named)) == min(count, 2), "the engines that refused it"
