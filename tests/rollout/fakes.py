@@ -40,14 +40,19 @@ class Logging(FakeSGLang):
 
 @dataclass(eq=False)
 class Refusing(Logging):
-    """Refuses the calls with `refused_length` input tokens, which are those of one prompt."""
+    """Refuses the calls with `refused_length` input tokens, which are those of one prompt.
+
+    It also refuses the requests with some seeds, which all such servers share.
+    """
 
     refused_length: int = 0
+    refused_seeds: set[int] = field(default_factory=set)
 
     @override
     def fault_of(self, call: dict[str, Any]) -> str:
-        super().fault_of(call)
-        return "400" if len(call["input_ids"]) == self.refused_length else ""
+        fault, seed = super().fault_of(call), call["sampling_params"].get("sampling_seed")
+        refused = len(call["input_ids"]) == self.refused_length or seed in self.refused_seeds
+        return "400" if refused else fault
 
 
 class Fakes(NamedTuple):

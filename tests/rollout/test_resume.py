@@ -6,7 +6,7 @@ import errno
 import functools
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,30 +94,23 @@ async def test_a_rollout_is_resumed_any_number_of_times(path: Path) -> None:
         assert len(rids) == len(set(rids))
 
 
-async def test_a_complete_rollout_is_given_again_without_a_chunk(
+async def test_a_complete_rollout_comes_again_without_a_chunk_and_the_next_run_has_other_seeds(
     path: Path, log_lines: list[str]
 ) -> None:
     async with fakes() as it:
-        groups, report = await rolled(it.config_with(**kept(path)))
-        calls = len(it.seeds())
-        again, report_again = await rolled(it.config, resume=path)
-        assert len(it.seeds()) == calls
-        assert samples_of(again) == samples_of(groups)
-        assert report_again == report
-        assert f"journal {path}: the rollout is complete" in log_lines
-
-
-async def test_the_run_after_a_complete_rollout_has_other_seeds(path: Path) -> None:
-    async with fakes() as it:
         config = it.config_with(**kept(path))
-        groups, _ = await rolled(config)
+        groups, report = await rolled(config)
+        calls = len(it.seeds())
         async with Rollout(config) as rollout:
             again, later = list[Group](), list[Group]()
             await collect(rollout.resume(path, PROMPTS), again)
+            assert len(it.seeds()) == calls
+            assert rollout.report() == report
             await collect(rollout.run(PROMPTS), later)
-        seeds = [{s.seed for s in samples_of(each).values()} for each in (groups, again, later)]
-        assert seeds[0] == seeds[1]
-        assert not seeds[1] & seeds[2]
+    assert samples_of(again) == samples_of(groups)
+    assert f"journal {path}: the rollout is complete" in log_lines
+    before, after = ({s.seed for s in samples_of(each).values()} for each in (again, later))
+    assert not before & after
 
 
 async def test_a_new_rollout_replaces_a_complete_journal_but_no_unfinished_one(path: Path) -> None:
@@ -334,21 +327,9 @@ async def test_a_rollout_that_is_closed_while_it_runs_continues(path: Path) -> N
         check(samples_of(groups))
 
 
-@dataclass(eq=False)
-class RefusesSome(Logging):
-    """Refuses the requests with some seeds, which all such servers share."""
-
-    refuses: set[int] = field(default_factory=set)
-
-    @override
-    def fault_of(self, call: dict[str, Any]) -> str:
-        fault = super().fault_of(call)
-        return "400" if call["sampling_params"].get("sampling_seed") in self.refuses else fault
-
-
 async def test_a_request_that_failed_for_good_is_not_sent_again(path: Path) -> None:
     refused: set[int] = set()
-    async with fakes(kind=RefusesSome, refuses=refused, delay_s=0.005) as it:
+    async with fakes(kind=Refusing, refused_seeds=refused, delay_s=0.005) as it:
         undisturbed, _ = await rolled(it.config)
         refused.add(it.seeds()[0])
         journaled = it.config_with(rollout={"journal": str(path), "on_failure": "sample"})
