@@ -176,10 +176,9 @@ def journal_now(path: Path) -> JournalNow:
 
 
 async def turns(prompt: Prompt, client: Client) -> list[Sample]:
-    """Generates some turns, each followed by the result of a tool."""
-    samples: list[Sample] = []
-    ids = list(prompt.prompt_ids)
+    """Generates some turns, each followed by the result of a tool; extends the prompt in place."""
+    samples, ids = list[Sample](), prompt.prompt_ids
     for _ in range(TURNS):
         samples.append(await client.generate(ids))
-        ids += [*samples[-1].response_ids, *RESULT]
+        ids.extend([*samples[-1].response_ids, *RESULT])
     return samples

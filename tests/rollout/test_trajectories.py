@@ -28,13 +28,20 @@ from tests.rollout.fakes import (
 from tests.support.waiting import until
 
 
+async def results_of(
+    rollout: Rollout, function: Any = turns, prompts: Any = PROMPTS
+) -> dict[str, list[Any]]:
+    """Runs the trajectories of some prompts; returns the results by prompt."""
+    return {
+        done.prompt.prompt_id: done.results
+        async for done in rollout.trajectories(function, prompts)
+    }
+
+
 async def rolled(config: Any, function: Any = turns) -> dict[str, list[Any]]:
-    """Runs the trajectories of all prompts; returns the results by prompt."""
+    """Runs the trajectories of all prompts in a rollout of their own."""
     async with Rollout(config) as rollout:
-        results = {
-            done.prompt.prompt_id: done.results
-            async for done in rollout.trajectories(function, PROMPTS)
-        }
+        results = await results_of(rollout, function)
         await until(lambda: rollout.driver.check() == [])
     return results
 
@@ -61,21 +68,6 @@ async def test_every_turn_has_the_tokens_of_an_undivided_call() -> None:
         every = [turn for each in results.values() for samples in each for turn in samples]
         assert len({turn.seed for turn in every}) == len(PROMPTS) * N * TURNS
         assert any(turn.chunks > 1 for turn in every), "some turns are divided"
-
-
-async def test_a_function_may_extend_its_prompt_in_place() -> None:
-    async def extending(prompt: Prompt, client: Client) -> list[Sample]:
-        samples, ids = list[Sample](), prompt.prompt_ids
-        for _ in range(TURNS):
-            samples.append(await client.generate(ids))
-            ids.extend([*samples[-1].response_ids, *RESULT])
-        return samples
-
-    async with fakes(delay_s=0.001) as it:
-        results = await rolled(it.config, extending)
-    for prompt in PROMPTS:
-        for samples in results[prompt["id"]]:
-            check(samples, prompt["prompt_ids"])
 
 
 async def test_seeds_do_not_depend_on_the_order_in_which_turns_end() -> None:
@@ -156,8 +148,7 @@ async def test_what_is_no_text_between_two_turns_is_refused(text: Any, why: str)
     async with fakes() as it, Rollout(it.config) as rollout:
         rollout.tokenizer = Tokenizer([0] * 1000)
         with pytest.raises(PromptError, match=f"a text between two turns: {why}"):
-            async for _ in rollout.trajectories(wrong, PROMPTS):
-                pass
+            await results_of(rollout, wrong)
 
 
 async def test_an_error_of_the_function_comes_at_once_and_hides_behind_no_other() -> None:
@@ -175,8 +166,7 @@ async def test_an_error_of_the_function_comes_at_once_and_hides_behind_no_other(
 
     async with fakes(delay_s=0.001) as it, Rollout(it.config) as rollout:
         with pytest.raises(KeyError, match="a defect"):
-            async for _ in rollout.trajectories(failing, PROMPTS):
-                pass
+            await results_of(rollout, failing)
         await until(lambda: rollout.driver.check() == [])
         assert all(fake.running == 0 for fake in it.servers)
 
@@ -204,13 +194,9 @@ async def test_a_rollout_that_is_closed_ends_its_trajectories() -> None:
         while True:
             await client.generate()
 
-    async def consume() -> None:
-        async for _ in rollout.trajectories(endless, PROMPTS):
-            pass
-
     async with fakes(delay_s=0.002) as it:
         async with Rollout(it.config) as rollout:
-            consuming = asyncio.create_task(consume())
+            consuming = asyncio.create_task(results_of(rollout, endless))
             await until(lambda: it.servers[0].running > 0)
         with pytest.raises(RolloutError, match="6 of 6 prompts failed"):
             await consuming
@@ -248,16 +234,14 @@ async def test_the_oracle_is_refused() -> None:
     async with fakes() as it, Rollout(it.config) as rollout:
         rollout.config = with_values(rollout.config, {"scheduling.policy": "oracle"})
         with pytest.raises(ConfigError, match="oracle has no lengths of trajectories"):
-            async for _ in rollout.trajectories(turns, PROMPTS):
-                pass
+            await results_of(rollout)
 
 
 async def test_refused_trajectories_take_no_seed() -> None:
     refused = {**PROMPTS[0], "sampling": {"min_p": 0.1}}
     async with fakes() as it, Rollout(it.config) as rollout:
         with pytest.raises(InputError, match="min_p"):
-            async for _ in rollout.trajectories(turns, [refused]):
-                pass
+            await results_of(rollout, prompts=[refused])
         assert rollout.seed_of_next_run() == SEED
 
 
