@@ -16,10 +16,9 @@ from tests.helpers import make_group
 IDS = list(range(10))  # the ids of make_group's prompts
 
 
-def written(path: Path, *lines: dict[str, Any] | str) -> Path:
+def write(path: Path, *lines: dict[str, Any] | str) -> None:
     texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
     path.write_text("\n".join(texts) + "\n")
-    return path
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def of(path: Path, group: Group) -> list[int]:
 
 def test_samples_are_found_by_their_prompt_whatever_its_id(file: Path) -> None:
     sample = {"group_id": "old", "prompt_ids": IDS, "response_ids": [1], "text": "x"}
-    written(
+    write(
         file,
         sample | {"index": 1, "response_length": 7},
         "",
@@ -46,14 +45,14 @@ def test_samples_are_found_by_their_prompt_whatever_its_id(file: Path) -> None:
 
 
 def test_a_line_may_hold_a_whole_group_and_a_group_may_have_but_an_id(file: Path) -> None:
-    written(file, {"prompt_ids": IDS, "lengths": [1, 2]}, {"group_id": "h", "lengths": [3, 4]})
+    write(file, {"prompt_ids": IDS, "lengths": [1, 2]}, {"group_id": "h", "lengths": [3, 4]})
     assert of(file, make_group("g", n=2)) == [1, 2]
     other = make_group("h", n=2, prompt_len=11)
     assert of(file, other) == [3, 4]
 
 
 def test_samples_without_an_index_are_counted(file: Path) -> None:
-    written(file, *({"group_id": "h", "response_length": n} for n in (4, 6)))
+    write(file, *({"group_id": "h", "response_length": n} for n in (4, 6)))
     assert of(file, make_group("h", n=2, prompt_len=3)) == [4, 6]
 
 
@@ -85,10 +84,3 @@ def test_a_bad_line_is_named(file: Path, line: dict[str, Any] | str, complaint: 
     with pytest.raises(ConfigError, match=re.escape(f"{file}:2: {complaint}")) as error:
         read_lengths(file)
     assert str(error.value).startswith("scheduling.lengths: ")
-
-
-def test_a_file_that_is_missing_or_empty_is_refused(file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"scheduling\.lengths: .*: No such file"):
-        read_lengths(file)
-    with pytest.raises(ConfigError, match="no lengths"):
-        read_lengths(written(file, ""))
