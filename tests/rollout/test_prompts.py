@@ -200,6 +200,7 @@ HALF = "half a pair: \ud800"
         {"messages": [{"role": "user", "content": HALF}]},
         {"prompt_ids": [1], "metadata": ITSELF},
         {"prompt_ids": [1], "n": 0},
+        {"prompt_ids": [1], "sampling": {"top_k": 0}},
         PromptRecord(prompt_ids=[1 << 40]),
         PromptRecord(prompt_ids=[1], n=-1),
         Prompt(prompt_id=HALF, prompt_ids=array("i", [1]), n=1),
@@ -211,7 +212,7 @@ HALF = "half a pair: \ud800"
         Prompt(prompt_id="p", prompt_ids=array("q", [1]), n=1),
         7,
     ],
-    ids=range(17),
+    ids=range(18),
 )
 def test_python_objects_that_cannot_be_rolled_out_are_named(wrong: Any) -> None:
     with pytest.raises(PromptError, match=r"^prompts\[1\]: ") as raised:
@@ -325,8 +326,3 @@ def test_a_prompts_own_sampling_is_checked_like_the_configs(
     path = write(tmp_path, '{"prompt_ids": [1]}', f'{{"prompt_ids": [1], "sampling": {sampling}}}')
     with pytest.raises(PromptError, match=rf"p\.jsonl:2: {complaint}"):
         PromptReader(4, None, None, None, Sampling(max_new_tokens=100)).read(path)
-    if sampling.startswith("{"):
-        with pytest.raises(PromptError, match=complaint):
-            PromptReader(4, None, None, None, Sampling(max_new_tokens=100)).convert(
-                [{"prompt_ids": [1], "sampling": json.loads(sampling)}]
-            )
