@@ -36,10 +36,16 @@ def check_rows(groups: list[Group], shape: ExpertShape = SHAPE) -> None:
         assert bytes(experts.data) == rows_of(sample.seed, 0, tokens - 1, shape)
 
 
-async def test_rows_of_many_chunks_are_those_of_an_undivided_call() -> None:
-    async with fakes(kind=EXPERTS) as it:
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [(SHAPE, "uint8"), (ExpertShape(layers=2, top_k=3, experts=384), "int16")]
+)
+async def test_rows_of_many_chunks_are_those_of_an_undivided_call(
+    shape: ExpertShape, dtype: str
+) -> None:
+    async with fakes(kind=EXPERTS, shape=shape) as it:
         groups, report = await rolled(it.config_with(**ASKED))
-    check_rows(groups)
+    check_rows(groups, shape)
+    assert shape.dtype == dtype
     assert report["chunks"] > 2 * report["samples"]
     first = [call for call in it.calls if call["routed_experts_start_len"] == 0]
     assert len(first) == report["samples"], "a request asks for the rows of its prompt once"
@@ -74,14 +80,6 @@ async def test_chunks_that_end_early_bring_the_rows_of_the_tokens_that_count() -
         groups, _ = await rolled(it.config_with(**ASKED))
         assert not any(server.faults for server in it.servers)
     check_rows(groups)
-
-
-async def test_a_model_with_many_experts_has_two_bytes_per_value() -> None:
-    shape = ExpertShape(layers=2, top_k=3, experts=384)
-    async with fakes(kind=EXPERTS, shape=shape) as it:
-        groups, _ = await rolled(it.config_with(**ASKED))
-    check_rows(groups, shape)
-    assert shape.dtype == "int16"
 
 
 async def test_a_resumed_rollout_has_the_rows_of_both_processes(tmp_path: Path) -> None:
