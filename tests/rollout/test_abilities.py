@@ -41,6 +41,7 @@ async def test_an_engine_that_lacks_what_no_key_demands_serves_and_the_report_na
     ("name", "key", "sections"),
     [
         ("exact", "engines.exact", {"engines": {"exact": True}}),
+        ("exact", "enable-deterministic-inference", {"rollout": {"seed": 1}}),
         ("pool", "kv_pool.backend", {"kv_pool": POOL}),
         ("drafts", "draft.scope", {"draft": {"scope": "engine"}}),
         ("secrets", "engines.api_key", {"engines": {"api_key": "k"}}),
@@ -52,17 +53,10 @@ async def test_an_engine_that_lacks_what_a_key_demands_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setenv(LINK_TOKEN, "token")
     own = {"link": f"127.0.0.1:{free_port()}", **sections.get("engines", {})}
-    async with serving(lacking(name, api_key=own.get("api_key"))) as url:
+    async with serving(lacking(name, deterministic=True, api_key=own.get("api_key"))) as url:
         engines = {"launch": "external", "urls": [url], **own}
         with pytest.raises(ConfigError) as raised:
             async with Rollout({**sections, "engines": engines}):
                 pass
     assert str(raised.value).startswith(f"{key}: engine e0 (http://127.0.0.1:")
     assert str(raised.value).endswith(f") runs without `{name}`: {WHY}")
-
-
-async def test_seeds_demand_exact_draws() -> None:
-    fake = lacking("exact", deterministic=True)
-    with pytest.raises(ConfigError, match=r"^enable-deterministic-inference: engine e0 "):
-        async with rolling(fake):
-            pass
