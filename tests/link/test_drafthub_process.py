@@ -37,20 +37,6 @@ async def hub_on(port: int, token: str = "secret") -> AsyncIterator[LinkServer]:
         yield server
 
 
-async def test_engines_come_back_to_a_hub_that_restarts_and_lose_nothing() -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}/link"
-    async with engine(url, "secret", "one") as one, engine(url, "secret", "two") as two:
-        one.decode(one.replica.begin("g", 0, [1], []), 5)
-        slot = two.replica.begin("g", 1, [1], [])
-        for tokens in ([6], [6, 7]):
-            async with hub_on(port):
-                two.decode(slot, tokens[-1])
-                await all_have([one, two], [5], tokens)
-            one.pass_time()
-            two.pass_time()
-
-
 async def test_a_driver_speaks_to_a_distant_hub_again_after_it_restarted() -> None:
     port = free_port()
     async with hub_client(f"http://127.0.0.1:{port}/link", "secret") as distant:
