@@ -94,23 +94,6 @@ async def test_a_complete_rollout_writes_the_same_files_again_and_keeps_no_other
         assert [file.exists() for file in files] == [kept] * len(files)
 
 
-async def test_bad_input_is_one_line_and_status_2(tmp_path: Path) -> None:
-    async with fakes() as it:
-        journal = prepare(tmp_path, it)
-        (tmp_path / "file").write_text("")
-        for options, message in (
-            (["--resume", str(tmp_path / "none")], "none: no journal is there"),
-            (["--set", f"rollout.journal={tmp_path / 'file'}"], "file: File exists"),
-        ):
-            async with driver(tmp_path, *options) as refused:
-                output = await refused.end()
-                assert refused.process.returncode == 2
-                assert message in output
-                assert len(output.splitlines()) == 1
-        assert not journal.exists()
-        assert not it.seeds()
-
-
 @pytest.mark.parametrize("torn", [b"", b'{"rollout_id":'])
 async def test_a_samples_file_without_a_sample_stands_in_no_way(
     tmp_path: Path, torn: bytes

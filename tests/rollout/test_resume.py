@@ -201,11 +201,21 @@ async def test_a_journal_in_use_is_refused_with_the_process(path: Path) -> None:
                 await rolled(it.config, resume=path)
 
 
-async def test_an_empty_journal_is_refused(tmp_path: Path) -> None:
+async def test_what_is_no_journal_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "journal").write_bytes(b"")
+    file, none = tmp_path / "journal", tmp_path / "none"
     async with fakes() as it:
-        with pytest.raises(JournalError, match="it is empty; nothing is there to resume"):
-            await rolled(it.config, resume=tmp_path)
+        for config, resumed, why in (
+            (it.config, tmp_path, f"journal {tmp_path}: it is empty; nothing is there to resume"),
+            (it.config, none, f"journal {none}: no journal is there"),
+            (it.config_with(**kept(file)), None, f"journal {file}: File exists"),
+        ):
+            with pytest.raises(JournalError) as refused:
+                await rolled(config, resume=resumed)
+            assert str(refused.value) == why
+        assert not it.calls
+    assert not (tmp_path / "none").exists()
+    assert (JournalError.exit_status, (tmp_path / "journal").read_bytes()) == (2, b"")
 
 
 class FullDisk:
