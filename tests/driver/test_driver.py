@@ -300,7 +300,9 @@ async def test_an_observer_may_end_its_own_run(when: str, what: str) -> None:
     acted: list[Request] = []
 
     class Ends(Observer):
-        def act(self, request: Request) -> None:
+        def act(self, event: str, request: Request) -> None:
+            if event != when:
+                return
             acted.append(request)
             if what == "abort":
                 for sibling in request.group.requests:
@@ -312,18 +314,15 @@ async def test_an_observer_may_end_its_own_run(when: str, what: str) -> None:
 
         @override
         def streamed(self, request: Request, ids: "array[int]", logprobs: "array[float]") -> None:
-            if when == "streamed":
-                self.act(request)
+            self.act("streamed", request)
 
         @override
         def grown(self, result: ChunkResult) -> None:
-            if when == "grown":
-                self.act(result.chunk.request)
+            self.act("grown", result.chunk.request)
 
         @override
         def finished(self, request: Request, sample: Sample) -> None:
-            if when == "finished":
-                self.act(request)
+            self.act("finished", request)
 
     async with staged(FakeSGLang(delay_s=0.002)) as stage:
         (group,) = stage.groups(1, n=3)

@@ -26,14 +26,11 @@ def chunks(count: int, input_len: int = 10) -> list[Chunk]:
 
 
 def test_a_wait_is_too_long_once_all_inputs_could_have_been_prefilled() -> None:
-    assert KvWaits().bound_s(chunks(4, input_len=5_000), prefill_tok_s=1_000.0) == 20.0
-    assert (
-        KvWaits().bound_s(chunks(1, input_len=5_000), prefill_tok_s=100_000.0) == DEFAULT.kv_least_s
-    )
-    assert KvWaits().bound_s([], prefill_tok_s=100.0) == DEFAULT.kv_least_s
-    assert (
-        KvWaits().bound_s(chunks(2, input_len=10_000), prefill_tok_s=0.0) == 20_000 / PREFILL_TOK_S
-    )
+    waits = KvWaits()
+    assert waits.bound_s(chunks(4, input_len=5_000), prefill_tok_s=1_000.0) == 20.0
+    assert waits.bound_s(chunks(1, input_len=5_000), prefill_tok_s=100_000.0) == DEFAULT.kv_least_s
+    assert waits.bound_s([], prefill_tok_s=100.0) == DEFAULT.kv_least_s
+    assert waits.bound_s(chunks(2, input_len=10_000), prefill_tok_s=0.0) == 20_000 / PREFILL_TOK_S
 
 
 def test_the_wait_of_a_chunk_begins_when_it_is_first_seen_and_ends_with_its_read() -> None:
@@ -84,11 +81,7 @@ def test_an_engine_reads_again_after_pauses_that_double() -> None:
             now += 0.5
         pauses.append(now - began)
         assert not waits.resumes(now)
-    assert pauses[:3] == [
-        DEFAULT.kv_first_pause_s,
-        2 * DEFAULT.kv_first_pause_s,
-        4 * DEFAULT.kv_first_pause_s,
-    ]
+    assert pauses[:3] == [factor * DEFAULT.kv_first_pause_s for factor in (1, 2, 4)]
     assert pauses[-1] == DEFAULT.kv_longest_pause_s
 
 

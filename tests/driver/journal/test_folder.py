@@ -55,10 +55,6 @@ def resume(path: Path) -> None:
         folder.resume(stored.tail).close()
 
 
-def contents(path: Path) -> bytes:
-    return (path / "journal").read_bytes()
-
-
 def test_any_user_can_continue_with_a_journal_that_may_be_changed(folder: Path) -> None:
     with unprivileged():
         resume(folder)
@@ -76,7 +72,7 @@ def test_any_user_can_continue_with_a_journal_that_may_be_changed(folder: Path) 
 def test_a_journal_that_cannot_be_read_or_changed_is_refused_in_one_line(
     folder: Path, target: str, mode: int
 ) -> None:
-    before = contents(folder)
+    before = (folder / "journal").read_bytes()
     (folder / target).chmod(mode)
     with unprivileged(), pytest.raises(JournalError) as refused:
         resume(folder)
@@ -84,7 +80,7 @@ def test_a_journal_that_cannot_be_read_or_changed_is_refused_in_one_line(
     assert message.startswith(f"journal {folder}: ")
     assert "Permission denied" in message
     assert "\n" not in message
-    assert contents(folder) == before
+    assert (folder / "journal").read_bytes() == before
 
 
 def test_a_folder_with_other_files_keeps_them(folder: Path) -> None:
