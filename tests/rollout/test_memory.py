@@ -11,22 +11,19 @@ from seer_sgl.types import Group, Request
 from tests.rollout.fakes import PROMPTS, fakes, turns
 from tests.support.waiting import until
 
-GROUPS = 6
-
 
 async def test_a_complete_group_leaves_with_its_caller() -> None:
-    prompts = [{"id": f"p{i}", "prompt_ids": [5] * (3 + i)} for i in range(GROUPS)]
     taken = []
     async with fakes() as it, Rollout(it.config) as rollout:
-        async for group in rollout.run(prompts):
+        async for group in rollout.run(PROMPTS):
             taken.append(weakref.ref(group))
             del group
-            if len(taken) == GROUPS:
+            if len(taken) == len(PROMPTS):
                 gc.collect()
-                assert [group() is None for group in taken] == [True] * (GROUPS - 1) + [False], (
-                    "the last one is still the generator's"
-                )
-    assert len(taken) == GROUPS
+                *before, last = [group() is None for group in taken]
+                assert all(before)
+                assert not last, "the last one is still the generator's"
+    assert len(taken) == len(PROMPTS)
 
 
 class Seen(Observer):

@@ -52,12 +52,8 @@ def test_text_messages_and_ids_behind_a_byte_order_mark(tmp_path: Path) -> None:
         '{"prompt_ids": [7, 8], "metadata": {"answer": [1]}, "id": 9}',
     )
     text, chat, ids = reader().read(path)
-    assert (list(text.prompt_ids), text.n, text.prompt_id, text.text) == (
-        [1, 2, 3],
-        4,
-        "1",
-        "a bb ccc",
-    )
+    assert (list(text.prompt_ids), text.n, text.prompt_id) == ([1, 2, 3], 4, "1")
+    assert text.text == "a bb ccc"
     assert (list(chat.prompt_ids), chat.n, chat.prompt_id) == ([40, 1, 2, 41], 2, "chat")
     assert (list(ids.prompt_ids), ids.metadata, ids.prompt_id) == ([7, 8], {"answer": [1]}, "9")
 
@@ -154,8 +150,6 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match=r"nowhere\.jsonl: No such file"):
-        reader().read(tmp_path / "nowhere.jsonl")
     with pytest.raises(PromptError, match="Is a directory"):
         reader().read(tmp_path)
     with pytest.raises(PromptError, match="no prompts"):
@@ -177,10 +171,6 @@ def test_python_objects() -> None:
     ready = Prompt(prompt_id="r", prompt_ids=array("i", [1]), n=1)
     prompts = reader().convert(["a b", {"prompt_ids": [3]}, ready])
     assert [list(prompt.prompt_ids) for prompt in prompts] == [[1, 1], [3], [1]]
-    with pytest.raises(PromptError, match=r"prompts\[1\]: "):
-        reader().convert(["a", {"nope": 1}])
-    with pytest.raises(PromptError, match=r"prompts\[0\]: token id 99"):
-        reader().convert([Prompt(prompt_id="r", prompt_ids=array("i", [99]), n=1)])
     with pytest.raises(PromptError, match="no prompts"):
         reader().convert([])
 
@@ -203,6 +193,8 @@ HALF = "half a pair: \ud800"
         {"prompt_ids": [1], "sampling": {"top_k": 0}},
         PromptRecord(prompt_ids=[1 << 40]),
         PromptRecord(prompt_ids=[1], n=-1),
+        {"nope": 1},
+        Prompt(prompt_id="r", prompt_ids=array("i", [99]), n=1),
         Prompt(prompt_id=HALF, prompt_ids=array("i", [1]), n=1),
         Prompt(prompt_id=5, prompt_ids=array("i", [1]), n=1),  # type: ignore[arg-type]
         Prompt(prompt_id="p", prompt_ids=array("i", [1]), n=1, metadata=HALF),
@@ -212,7 +204,7 @@ HALF = "half a pair: \ud800"
         Prompt(prompt_id="p", prompt_ids=array("q", [1]), n=1),
         7,
     ],
-    ids=range(18),
+    ids=range(20),
 )
 def test_python_objects_that_cannot_be_rolled_out_are_named(wrong: Any) -> None:
     with pytest.raises(PromptError, match=r"^prompts\[1\]: ") as raised:

@@ -52,12 +52,8 @@ class Reader(FakeSGLang):
     def app(self) -> web.Application:
         app = super().app()
         if self.reads is not None:
-            app.add_routes(
-                [
-                    web.post("/v1/tokenize", self.tokenize),
-                    web.post("/v1/detokenize", self.detokenize),
-                ]
-            )
+            app.router.add_post("/v1/tokenize", self.tokenize)
+            app.router.add_post("/v1/detokenize", self.detokenize)
         return app
 
     async def tokenize(self, http: web.Request) -> web.Response:
@@ -66,9 +62,8 @@ class Reader(FakeSGLang):
         if "messages" in body:
             return web.json_response({"tokens": self.reads.apply_chat_template(body["messages"])})
         special = body["add_special_tokens"]
-        return web.json_response(
-            {"tokens": [self.reads.encode(t, special) for t in body["prompt"]]}
-        )
+        tokens = [self.reads.encode(text, special) for text in body["prompt"]]
+        return web.json_response({"tokens": tokens})
 
     async def detokenize(self, http: web.Request) -> web.Response:
         assert self.reads is not None
