@@ -22,8 +22,9 @@ DENSE = Verifier(
     latent=False,
 )
 CPU = DENSE._replace(gpu=False, backend="torch_native")
-
-
+WINDOW = "sliding window"
+CHUNKS = "verifies drafts of a model that attends within chunks wrongly"
+NO_DRAFTS = "set draft.scope: none"
 FA3 = "engines.sglang.attention-backend: fa3"
 
 
@@ -52,28 +53,22 @@ def test_drafts_are_trees_only_where_a_node_attends_to_its_ancestors_alone(
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "reason", "repair"),
     [
-        {"backend": "flashinfer"},
-        {"backend": "flashinfer", "deterministic": True},
-        {"deterministic": True},
+        ({"backend": "flashinfer"}, WINDOW, FA3),
+        ({"backend": "flashinfer", "deterministic": True}, WINDOW, FA3),
+        ({"deterministic": True}, WINDOW, FA3),
+        ({"backend": "fa3", "chunked": True}, f"fa3 {CHUNKS}", NO_DRAFTS),
+        ({"backend": "fa4", "chunked": True}, f"fa4 {CHUNKS}", NO_DRAFTS),
+        ({"backend": "fa3", "chunked": True, "deterministic": True}, f"fa3 {CHUNKS}", NO_DRAFTS),
     ],
 )
-def test_a_window_that_is_verified_wrongly_names_the_key(changes: dict[str, Any]) -> None:
-    problem = obstacle(DENSE._replace(window=True, **changes)) or ""
-    assert "sliding window" in problem
-    assert FA3 in problem
-
-
-@pytest.mark.parametrize("backend", ["fa3", "fa4"])
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_chunks_that_a_graph_of_drafts_ignores_are_refused(
-    backend: str, deterministic: bool
+def test_a_window_or_chunks_that_are_verified_wrongly_are_refused_with_the_repair(
+    changes: dict[str, Any], reason: str, repair: str
 ) -> None:
-    llama4 = DENSE._replace(backend=backend, deterministic=deterministic, window=True, chunked=True)
-    problem = obstacle(llama4) or ""
-    assert f"{backend} verifies drafts of a model that attends within chunks wrongly" in problem
-    assert "set draft.scope: none" in problem
+    problem = obstacle(DENSE._replace(window=True, **changes)) or ""
+    assert reason in problem
+    assert repair in problem
 
 
 @pytest.mark.parametrize("name", ["use_ngram_embedding", "use_engram"])

@@ -67,23 +67,19 @@ async def tokenized(manager: Any, obj: Any) -> Any:
     return await image_prompts.read_prompt_only(Manager.tokenize, manager, obj)
 
 
-async def test_the_response_follows_the_prompt_as_it_was_read() -> None:
-    manager, obj = Manager(), call([7, IMAGE, 8])
+@pytest.mark.parametrize(("response", "behind"), [([7, IMAGE, 8], [5, 6, 7]), ([], [])])
+async def test_the_response_follows_the_prompt_as_it_was_read(
+    response: list[int], behind: list[int]
+) -> None:
+    manager, obj = Manager(), call(response)
     made = await tokenized(manager, obj)
     assert manager.read == [PROMPT], "the image token of the response is no placeholder"
-    assert manager.validated == [(len(EXPANDED) + 3, 8)]
-    assert made.ids == made.processed.input_ids == [*EXPANDED, 7, IMAGE, 8]
-    assert made.processed.padded_input_ids == [*PADDED, 7, IMAGE, 8]
+    assert manager.validated == [(len(EXPANDED) + len(response), 8)]
+    assert made.ids == made.processed.input_ids == EXPANDED + response
+    assert made.processed.padded_input_ids == PADDED + response
     positions = made.processed.mrope_positions
-    assert positions[:, len(EXPANDED) :].tolist() == [[5, 6, 7]] * 3
+    assert positions[:, len(EXPANDED) :].tolist() == [behind] * 3
     assert obj.sampling_params["custom_params"][ORIGIN][PROMPT_LEN] == len(EXPANDED)
-
-
-async def test_the_first_chunk_is_the_prompt() -> None:
-    manager = Manager()
-    made = await tokenized(manager, call([]))
-    assert made.ids == EXPANDED
-    assert made.processed.mrope_positions.shape == (3, len(EXPANDED))
 
 
 async def test_the_budget_is_what_the_images_leave() -> None:

@@ -170,16 +170,12 @@ def test_a_call_is_stored_once_its_last_whole_page_is_written(
     assert quiet.sent == [KvStored("r.c1/", True)] * times
 
 
-def test_a_rank_introduces_itself() -> None:
-    sizes: dict[str, Any] = {"tp_size": 4, "pp_size": 2, "tp_rank": 3, "pp_rank": 1}
-    wire: Any = pool_rank(FakeMooncake(), **sizes)._link
+def test_a_rank_introduces_itself_and_counts_the_kv_of_all_ranks() -> None:
+    last = pool_rank(FakeMooncake(), tp_size=4, pp_size=2, tp_rank=3, pp_rank=1)
+    wire: Any = last._link
     assert wire.address == ("http://driver/link", "secret")
     assert wire.hello == Hello(messages.PROTOCOL, "server-1", 7, 8)
-
-
-def test_kv_is_counted_over_all_ranks() -> None:
-    first = pool_rank(FakeMooncake(), tp_size=4, pp_size=2)
-    assert first.kv_bytes_per_token == 800
+    assert last.kv_bytes_per_token == 800
 
 
 def test_without_a_driver_pages_are_looked_after_all_the_same(
@@ -192,14 +188,6 @@ def test_without_a_driver_pages_are_looked_after_all_the_same(
     alone.finished("r.c1/", "ab")
     alone._events.put(Forget("r", 0))
     block_until(lambda: backend.removed)
-
-
-def test_the_pool_is_asked_again_until_everything_is_there(rank: Rank) -> None:
-    rank.run("r.c1/", "abcd", written=False)
-    block_until(lambda: rank.backend.queries >= 2)
-    rank.backend.present |= {"ab", "abcd"}
-    block_until(lambda: rank.sent)
-    assert rank.sent == [KvStored("r.c1/", True)]
 
 
 def test_calls_with_the_same_kv_are_both_acknowledged(rank: Rank) -> None:

@@ -54,15 +54,6 @@ def test_with_overlap_the_last_steps_tokens_are_not_booked_yet_and_without_they_
         assert length(engine.drafter, "g", 0) == 3
 
 
-def test_steps_without_drafting_are_made_up_for() -> None:
-    engine, req = Engine(), request("a", [7])
-    engine.step([req], [4], [[7]])
-    req.output_ids += [8, 9, 10, 11]  # two skipped steps, and the last one
-    assert engine.step([req], [8], [[10, 11]]) == [8, 9, 10, 11]
-    req.output_ids += [12, 13]
-    assert engine.step([req], [11], [[14]]) == [12, 13, 14], "the last token is not booked yet"
-
-
 class Text(list[int]):
     """A text that counts the tokens that are read."""
 
@@ -80,7 +71,7 @@ class Text(list[int]):
         return part
 
 
-def test_a_step_reads_only_the_tokens_that_the_index_lacks_of_a_long_response() -> None:
+def test_steps_without_drafting_are_made_up_for_and_nothing_else_is_read() -> None:
     engine, req = Engine(), request("a", list(range(500)))
     req.origin_input_ids, req.output_ids = Text(req.origin_input_ids), Text(req.output_ids)
     engine.step([req], [503], [[499]])
@@ -88,6 +79,8 @@ def test_a_step_reads_only_the_tokens_that_the_index_lacks_of_a_long_response() 
     req.origin_input_ids.read = req.output_ids.read = 0
     assert engine.step([req], [506], [[10]]) == [8, 9, 10]
     assert req.origin_input_ids.read + req.output_ids.read == 3
+    req.output_ids += [12, 13]
+    assert engine.step([req], [509], [[14]]) == [12, 13, 14], "the last token is not booked yet"
 
 
 def test_tokens_that_were_taken_back_start_the_row_again() -> None:
