@@ -31,6 +31,7 @@ def unloadable(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({}, None, None, None),
         ({}, NO_LIBRARY, None, NO_LIBRARY),
+        ({"open_ports": True}, NO_LIBRARY, None, NO_LIBRARY),
         ({}, None, "an old kernel", "mooncake cannot stay on loopback: an old kernel"),
         ({"open_ports": True}, None, "an old kernel", None),  # its user leaves them to a firewall
     ],
@@ -45,9 +46,10 @@ def test_auto_is_mooncake_unless_it_cannot_be_loaded_or_would_open_ports(  # noq
 ) -> None:
     monkeypatch.setattr(backend, "load_problem", lambda: load_problem)
     monkeypatch.setattr(loopback, "refusal", lambda: refusal)
-    chosen = "mooncake" if reason is None else "file"
-    auto = KvPoolConfig(backend="auto", page_size=16, **keys)
-    assert resolved(auto) == msgspec.structs.replace(auto, backend=chosen)
+    mooncake = KvPoolConfig(backend="mooncake", page_size=16, **keys)
+    file = KvPoolConfig(backend="file", page_size=16)  # without the keys of Mooncake
+    auto = msgspec.structs.replace(mooncake, backend="auto")
+    assert resolved(auto) == (mooncake if reason is None else file)
     line = f"kv_pool.backend: auto: {reason}; files serve as the KV pool instead {REPAIR}"
     assert log_lines == ([] if reason is None else [line])
 
@@ -58,13 +60,6 @@ def test_a_named_backend_is_kept_and_logs_nothing(log_lines: list[str]) -> None:
         config = parse({"kv_pool": {"backend": name}, "model": {"path": "m"}}).kv_pool
         assert resolved(config) is config
     assert not log_lines
-
-
-@pytest.mark.usefixtures("unloadable")
-def test_keys_of_mooncake_are_dropped_with_it() -> None:
-    tree = {"backend": "auto", "open_ports": True}
-    config = resolved(parse({"kv_pool": tree, "model": {"path": "m"}}).kv_pool)
-    assert config == KvPoolConfig(backend="file"), "a valid config of its own"
 
 
 @pytest.mark.parametrize(

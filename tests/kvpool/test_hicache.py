@@ -46,6 +46,7 @@ def test_every_pool_writes_all_tokens_through_and_waits_for_a_read_for_a_limited
     assert flags["hicache-storage-prefetch-policy"] == "timeout"
     assert flags["enable-hierarchical-cache"] is True
     assert flags["enable-cache-report"] is True
+    assert set(flags) <= set(POOL_FLAGS), "a user cannot set them"
 
 
 def test_a_gpu_has_host_memory_for_a_tenth_more_than_its_kv_and_a_cpu_for_twice_as_much() -> None:
@@ -54,12 +55,6 @@ def test_a_gpu_has_host_memory_for_a_tenth_more_than_its_kv_and_a_cpu_for_twice_
     ] == [1.1, 2.0]
     chosen = Pool(KvPoolConfig(backend="file", host_ratio=1.5))
     assert chosen.flags(gpu=True)["hicache-ratio"] == 1.5
-
-
-@pytest.mark.parametrize("backend", ["file", "mooncake"])
-def test_a_user_cannot_set_what_the_pool_sets(backend: Any) -> None:
-    flags = set(Pool(KvPoolConfig(backend=backend), "h:1").flags(gpu=False))
-    assert flags <= set(POOL_FLAGS)
 
 
 def test_a_mooncake_engine_joins_the_master_and_lends_no_memory() -> None:
@@ -120,19 +115,18 @@ async def test_a_file_pool_without_a_folder_has_one_until_it_is_closed(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("keys", "confined"),
-    [({}, True), ({"open_ports": True}, False), ({"backend": "file", "directory": "/x"}, False)],
+    ("keys", "own"),
+    [
+        ({"backend": "mooncake", "directory": "/x"}, {loopback.ONLY: "1"}),
+        ({"backend": "mooncake", "open_ports": True}, {}),
+        ({"backend": "file", "directory": "/x"}, {FILE_DIRECTORY: "/x"}),
+    ],
 )
-def test_an_engine_keeps_the_ports_of_its_mooncake_to_this_machine(
-    keys: dict[str, Any], confined: bool
+def test_an_engine_keeps_its_mooncake_to_this_machine_and_a_file_pool_names_its_folder(
+    keys: dict[str, Any], own: dict[str, str]
 ) -> None:
-    config = KvPoolConfig(**{"backend": "mooncake", **keys})
-    assert (loopback.ONLY in Pool(config, "h:1").environment()) is confined
-
-
-def test_only_a_file_pool_names_a_folder() -> None:
-    config = KvPoolConfig(backend="mooncake", directory="/somewhere")
-    assert FILE_DIRECTORY not in Pool(config, "h:1").environment()
+    pool = Pool(KvPoolConfig(**keys), "h:1")
+    assert pool.environment() == {NAMESPACE: pool.namespace, **own}
 
 
 @pytest.mark.parametrize(
