@@ -25,7 +25,6 @@ from typing_extensions import override
 from .counts import Counts
 
 SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
-RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 
 
 class _Captured(NamedTuple):
