@@ -54,8 +54,7 @@ def sizing_backend(width: int) -> Any:
         "lean_block_m": 1,
         "device": "meta",
     }
-    for name, value in attributes.items():
-        setattr(one, name, value)
+    vars(one).update(attributes)
     return one
 
 
@@ -113,8 +112,7 @@ def lists() -> dict[str, Any]:
             out_cache_loc_full_physical=None,
         ),
     }
-    for name, value in attributes.items():
-        setattr(backend, name, value)
+    vars(backend).update(attributes)
     PassLists(backend)
     layer = {
         "sliding_window_size": -1,

@@ -1,6 +1,5 @@
 """Runs random responses with random stop conditions through SGLang's `Req`.
 
-It is a program of its own, because the CPU engine's switches must be set before SGLang is imported:
 `python -m tests.plugin.stop_cases COUNT MODELS` prints one JSON object of counts per model. MODELS:
 the tokens of the responses by model; for none, the first words of the model's tokenizer.
 

@@ -1,13 +1,8 @@
-"""Seeded draws have the right distribution and depend on their own row alone.
-
-Runs against SGLang's own sampler, in a process of its own, because the CPU engine's switches must
-be set before SGLang is imported.
-"""
+"""Seeded draws of SGLang's own sampler are distributed right and depend on their own row alone."""
 
 import json
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -68,34 +63,30 @@ def counts(rows, tokens):
     return [torch.bincount(tokens[rows == kind], minlength=columns).tolist()
             for kind in range(len(kinds))]
 
-answer = {"logits": logits.tolist()}
-
 # All kinds in turn, thousands of rows per batch.
 rows = torch.arange(draws * len(kinds)) % len(kinds)
 seeds = torch.arange(len(rows)) * 7919 + 11
 mixed = torch.cat([draw(hooked, *part) for part in zip(rows.split(7000), seeds.split(7000))])
-answer["mixed"] = counts(rows, mixed)
+answer = {"logits": logits.tolist(), "mixed": counts(rows, mixed)}
 
 # The same rows without their neighbours: each kind alone, and the first by SGLang's own function.
 small = rows[:7000]
-same = []
 for kind in range(len(kinds)):
     at = small == kind
     probs, *filters, positions = arguments(small, seeds[:7000])
     filters = [value[at] if torch.is_tensor(value) else value for value in filters]
     filters[3] = kinds[kind][3] > 0
     single = hooked(probs[at], *filters, positions[at])
-    same.append(bool((single == mixed[:7000][at]).all()))
-answer["as_alone"] = same
+    assert (single == mixed[:7000][at]).all(), kinds[kind]
 at = small == 0
 probs, *_, positions = arguments(small, seeds[:7000])
 plain = sampler.sampling_from_probs_torch(probs[at], seeds[:7000][at], positions[at])
-answer["as_unfiltered"] = bool((plain == mixed[:7000][at]).all())
+assert (plain == mixed[:7000][at]).all()
 moved = draw(stock, small, seeds[:7000])
-answer["stock_as_unfiltered"] = bool((plain == moved[at]).all())
+assert not (plain == moved[at]).all(), "the hook is no longer needed"
 
-# Probabilities whose sum exceeds 1 before the last of them. How a softmax rounds depends on the
-# processor, so they are scaled.
+# A row without top-p loses no token to rounding: the sum exceeds 1 before the last of them. How a
+# softmax rounds depends on the processor, so they are scaled.
 tail = torch.softmax(torch.randn(40, 20_000), -1) * (1 + 1e-5)
 everything = torch.full((40,), TOP_K_ALL, dtype=torch.int32)
 ones, zeros, some = torch.ones(40), torch.zeros(40), torch.arange(40)
@@ -103,7 +94,7 @@ def kept(function):
     _, ranked, tokens, weights = function(
         tail, everything, ones, zeros, False, some, some, return_filtered_probs=True)
     return int((ranked > 0).sum())
-answer["tail"] = {"all": int((tail > 0).sum()), "hooked": kept(hooked), "stock": kept(stock)}
+assert kept(hooked) == int((tail > 0).sum()) > kept(stock)
 
 # The support that SGLang returns.
 probs, top_ks, top_ps, min_ps, _, seeds, positions = arguments(torch.tensor([3, 4]), some[:2])
@@ -113,25 +104,17 @@ def support(function):
     assert (weights == probs.gather(1, tokens.view(-1, 1).long()).view(-1)).all()
     return [str(tokens.dtype), ranked.tolist(), order.dtype == torch.int32,
             [set(row[value > 0].tolist()) for row, value in zip(order, ranked)]]
-answer["support_equal"] = support(hooked) == support(stock)
+assert support(hooked) == support(stock)
 
-seen = []
-def noted(*args, **kwargs):
-    seen.append((args, kwargs))
-    return "stock"
+# Without seeds SGLang draws.
 unseeded = (probs, top_ks, top_ps, min_ps, True, None, positions)
-answer["unseeded"] = batch_invariant_sampling.draw_by_column(noted, *unseeded)
-args, kwargs = seen[0]
-answer["passed_on"] = all(a is b for a, b in zip(args, unseeded, strict=True)) and kwargs == {
-    "return_filtered_probs": False}
+def noted(*args, **kwargs):
+    assert all(a is b for a, b in zip(args, unseeded, strict=True))
+    assert kwargs == {"return_filtered_probs": False}
+    return "stock"
+assert batch_invariant_sampling.draw_by_column(noted, *unseeded) == "stock"
 print(json.dumps(answer))
 """
-
-
-@pytest.fixture(scope="module")
-def answer() -> dict[str, Any]:
-    result: dict[str, Any] = run_probe("-c", PROBE, json.dumps([KINDS, COLUMNS, DRAWS]))
-    return result
 
 
 def distribution(
@@ -151,9 +134,9 @@ def distribution(
     return kept
 
 
-def test_every_kind_is_sampled_from_its_own_distribution_in_a_mixed_batch(
-    answer: dict[str, Any],
-) -> None:
+def test_every_kind_is_sampled_from_its_own_distribution_and_depends_on_its_own_row() -> None:
+    """The program asserts what does not depend on the distribution."""
+    answer = run_probe("-c", PROBE, json.dumps([KINDS, COLUMNS, DRAWS]))
     logits = np.array(answer["logits"])
     for kind, counts in zip(KINDS, np.array(answer["mixed"]), strict=True):
         expected = DRAWS * distribution(logits, *kind)
@@ -161,31 +144,6 @@ def test_every_kind_is_sampled_from_its_own_distribution_in_a_mixed_batch(
         assert counts[~inside].sum() == 0, kind
         if inside.sum() > 1:
             assert chisquare(counts[inside], expected[inside]).pvalue > 1e-3, kind
-
-
-def test_a_row_draws_the_same_with_other_neighbours_or_none(answer: dict[str, Any]) -> None:
-    assert answer["as_alone"] == [True] * len(KINDS)
-
-
-def test_a_row_without_filters_draws_what_sglang_draws_when_none_has_any(
-    answer: dict[str, Any],
-) -> None:
-    assert answer["as_unfiltered"]
-    assert not answer["stock_as_unfiltered"], "the hook is no longer needed"
-
-
-def test_a_row_without_top_p_loses_no_token_to_rounding(answer: dict[str, Any]) -> None:
-    tail = answer["tail"]
-    assert tail["hooked"] == tail["all"] > tail["stock"]
-
-
-def test_the_support_sglang_can_return_is_its_own(answer: dict[str, Any]) -> None:
-    assert answer["support_equal"]
-
-
-def test_without_seeds_sglang_draws(answer: dict[str, Any]) -> None:
-    assert answer["unseeded"] == "stock"
-    assert answer["passed_on"]
 
 
 def test_a_greedy_request_has_its_logprobs_at_temperature_1_in_every_batch() -> None:

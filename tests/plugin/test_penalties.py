@@ -1,8 +1,4 @@
-"""Penalties count every token, including the newest and those before a retraction.
-
-SGLang's penalizers run in a process of their own, because the CPU engine's switches must be set
-before SGLang is imported.
-"""
+"""Penalties count every token, including the newest and those before a retraction."""
 
 from types import SimpleNamespace
 from typing import Any
