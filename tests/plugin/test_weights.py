@@ -208,13 +208,6 @@ def test_the_name_covers_the_weights_of_every_rank(scheduler: Any) -> None:
     assert scheduler.plugin.name != first
 
 
-def test_a_request_is_named_by_the_weights_and_by_its_users_own_key(scheduler: Any) -> None:
-    plain, own = Request(), Request("mine")
-    queued(scheduler, plain, own)
-    assert plain.extra_key == f"{scheduler.plugin.name}|"
-    assert own.extra_key == f"{scheduler.plugin.name}|mine"
-
-
 @pytest.mark.parametrize(("adapter", "shared"), [(None, True), ("a digest of its path", False)])
 def test_kv_of_an_adapter_is_of_one_start_of_a_server(
     monkeypatch: pytest.MonkeyPatch, adapter: str | None, shared: bool
@@ -230,13 +223,15 @@ def test_kv_of_an_adapter_is_of_one_start_of_a_server(
 
 
 def test_new_weights_rename_what_waits_and_drop_what_it_was_fetching(scheduler: Any) -> None:
-    waiting = Request("mine")
-    queued(scheduler, waiting)
-    before = waiting.extra_key
+    waiting = [Request(), Request("mine")]
+    queued(scheduler, *waiting)
+    old = scheduler.plugin.name
+    assert [req.extra_key for req in waiting] == [f"{old}|", f"{old}|mine"]
     scheduler.update()
-    assert waiting.extra_key == f"{scheduler.plugin.name}|mine" != before
-    assert scheduler.released == [waiting.cache_request_handle]
-    assert not waiting.skip_radix_cache_insert
+    new = scheduler.plugin.name
+    assert [req.extra_key for req in waiting] == [f"{new}|", f"{new}|mine"]
+    assert scheduler.released == [req.cache_request_handle for req in waiting]
+    assert not any(req.skip_radix_cache_insert for req in waiting)
 
 
 def test_what_runs_while_the_weights_change_leaves_no_kv(scheduler: Any) -> None:
