@@ -9,30 +9,6 @@ import pytest
 
 from tests import flaky
 
-REPORT = """<testsuites><testsuite>
-<testcase classname="tests.a" name="test_passes"/>
-<testcase classname="tests.a" name="test_is_skipped"><skipped/></testcase>
-<testcase classname="tests.a" name="test_fails"><failure/></testcase>
-<testcase classname="tests.a" name="test_fails"><error/></testcase>
-<testcase classname="tests.b" name="test_has_no_fixture"><error/></testcase>
-</testsuite></testsuites>"""
-
-
-def test_a_report_counts_every_test_once(tmp_path: Path) -> None:
-    (tmp_path / "report.xml").write_text(REPORT)
-    assert flaky.outcome(tmp_path / "report.xml") == (
-        1,
-        ("tests.a::test_fails", "tests.b::test_has_no_fixture"),
-    )
-
-
-@pytest.mark.process
-def test_the_load_ends_with_its_block() -> None:
-    with flaky.busy(2) as ids:
-        load = [psutil.Process(pid) for pid in ids]
-        assert len(load) == 2
-    assert not any(process.is_running() for process in load)
-
 
 @pytest.mark.process
 def test_the_load_ends_if_its_owner_is_killed() -> None:
@@ -53,8 +29,12 @@ def test_a_run_names_the_tests_that_failed(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "test_some.py").write_text(
         "import pytest\npytestmark = pytest.mark.smoke\n"
         "def test_good(): pass\ndef test_bad(): raise OSError\n"
+        "def test_left_out(): pytest.skip()\ndef test_without(fixture): pass\n"
+        "@pytest.fixture\ndef broken():\n    yield\n    raise OSError\n"
+        "def test_bad_twice(broken): raise OSError\n"
     )
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = smoke\n")
     found = flaky.run("smoke", [str(tmp_path / "test_some.py")], "some")
     assert not found.ok
-    assert (found.passed, found.failed) == (1, ("test_some::test_bad",))
+    failed = ("test_bad", "test_without", "test_bad_twice")
+    assert (found.passed, found.failed) == (1, tuple(f"test_some::{name}" for name in failed))
