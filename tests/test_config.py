@@ -359,11 +359,3 @@ def test_the_limit_of_a_response_has_two_names(tmp_path: Path) -> None:
             load(None, [*SETS, f"sampling.{name}=0"])
     with pytest.raises(ConfigError, match=r"^sampling: max_new_tokens and max_response_len"):
         parse({**SMALL, "sampling": {"max_new_tokens": 7, "max_response_len": 7}})
-
-
-def test_a_section_cannot_be_changed() -> None:
-    config = parse(SMALL)
-    with pytest.raises(AttributeError):
-        config.rollout.prompts = "p"  # type: ignore[misc]
-    with pytest.raises(AttributeError):
-        config.sampling.temperature = 0.0  # type: ignore[misc]

@@ -19,9 +19,9 @@ from seer_sgl.benchmark.comparison import (
     roll_out_and_compare,
 )
 from seer_sgl.benchmark.measure import TAKEN, Measurement, digest
-from seer_sgl.config import Config, FleetConfig, parse
+from seer_sgl.config import Config, FleetConfig
 from seer_sgl.driver.observer import Observer
-from seer_sgl.errors import ConfigError, EngineStartError, RolloutError
+from seer_sgl.errors import EngineStartError, RolloutError
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.rollout.command import RolledOut
 from seer_sgl.timing import DEFAULT, Timing
@@ -167,13 +167,6 @@ async def test_a_sample_that_failed_is_not_one_that_differs(
     rollouts.different = 1
     await compare(tmp_path)
     assert log_lines[-1].endswith("all 1 samples identical")
-
-
-async def test_engines_on_a_ray_cluster_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    config = parse({"engines": {"launch": "ray"}, "model": {"path": "m"}})
-    with pytest.raises(ConfigError, match=r"--compare: .* needs engines\.launch: local"):
-        await roll_out_and_compare(config, tmp_path, False, Console())
-    assert not (tmp_path / "samples.jsonl").exists()
 
 
 async def test_a_failed_comparison_is_one_line(rollouts: Rollouts, tmp_path: Path) -> None:
