@@ -13,10 +13,6 @@ from tests.e2e.conftest import ROOT
 from tests.support import phases
 
 MAKEFILE = """
-here:
-	@touch here.ran; until test -e there.ran; do sleep 0.05; done
-there:
-	@touch there.ran; until test -e here.ran; do sleep 0.05; done; echo there is done
 fails:
 	@echo it failed; exit 3
 never:
@@ -35,14 +31,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "Makefile").write_text(MAKEFILE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_two_sequences_run_at_the_same_time(capfd: pytest.CaptureFixture[str]) -> None:
-    assert phases.main(["here", phases.BESIDE, "there"]) == 0
-    printed = capfd.readouterr().out
-    assert "\nthere:\nthere is done\n" in printed
-    rows = [line.split()[0] for line in printed.splitlines()[-4:]]
-    assert (rows[0], set(rows[1:3]), rows[3]) == ("target", {"here", "there"}, "all")
 
 
 @pytest.mark.parametrize("arguments", [("fails", "never"), (phases.BESIDE, "fails", "never")])
