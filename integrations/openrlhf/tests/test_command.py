@@ -84,14 +84,6 @@ def test_openrlhf_runs_with_its_own_flags_after_everything_is_in_place(
     assert events[-3] == ("train", "__main__", TRAIN, URL[1])
 
 
-def test_arguments_are_read_from_the_command_line(
-    events: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["seer-openrlhf", *URL, *TRAIN])
-    command.main()
-    assert events[-3][2] == TRAIN
-
-
 def test_workers_get_the_flags_openrlhfs_variables_and_no_token(
     events: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
