@@ -12,7 +12,7 @@ import pytest
 from bench.gpu import imposed, machine
 from bench.gpu.parts import CONFIGS, Machine, Part, Session, configs, inputs, parts, rehearsal
 from bench.gpu.results import Results
-from bench.gpu.session import Measuring, last_line, run, waiting
+from bench.gpu.session import Measuring, run, waiting
 from bench.gpu.step_times import table
 from bench.gpu.step_trace import breakdown, covered
 from seer_sgl.benchmark.arms import EVERY
@@ -173,14 +173,6 @@ def test_the_archive_has_the_ends_of_logs_and_no_traces(tmp_path: Path) -> None:
         content = log.read()
     assert len(content) == 60_000
     assert content.endswith(b"the end")
-
-
-def test_the_last_line_of_a_log_is_the_reason(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("first\nno GPU \n\n")
-    assert last_line(log) == "no GPU"
-    log.write_text("")
-    assert last_line(log) == "no output"
 
 
 def test_overlapping_work_of_the_gpu_counts_once() -> None:
