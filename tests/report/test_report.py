@@ -8,7 +8,7 @@ import pytest
 from seer_sgl.engine_types import EngineLoad
 from seer_sgl.report.lanes import Lanes
 from seer_sgl.report.recorder import LONGEST_POLL_S, Recorder
-from seer_sgl.report.report import quantile, report, tail_begin
+from seer_sgl.report.report import quantile, report
 from seer_sgl.report.timeline import draw_timeline, finding
 from seer_sgl.types import Chunk, ChunkResult, Failure, FailureKind, Move, Request
 from tests.helpers import made_sample, make_group, make_reply
@@ -114,16 +114,6 @@ def test_a_lost_chunk_is_counted_and_nothing_else(record: Recorder) -> None:
     after = report(record)
     assert after["lost_chunks"] == before["lost_chunks"] + 1
     assert after["chunks"] == before["chunks"]
-
-
-@pytest.mark.parametrize(
-    ("ends", "begin"),
-    [([], 0.0), ([1.0], 1.0), ([1.0, 2.0], 2.0), ([float(i) for i in range(1, 21)], 18.0)],
-)
-def test_the_tail_begins_when_a_tenth_of_the_requests_is_left(
-    ends: list[float], begin: float
-) -> None:
-    assert tail_begin(ends) == begin
 
 
 def test_a_rollout_that_ends_early_has_no_tail() -> None:
