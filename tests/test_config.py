@@ -163,10 +163,6 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             r":2: kv_pool\.backend: auto is only for launch: local",
         ),
         (
-            "kv_pool: {backend: auto, master: 'h:1'}",
-            r":1: kv_pool\.master: only for backend: mooncake",
-        ),
-        (
             "kv_pool: {backend: file, master: 'h:1'}",
             r":1: kv_pool\.master: only for backend: mooncake",
         ),
