@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from torch.nn import functional
 
 from bench.reasoner.batches import graded
 from bench.reasoner.updates import update
@@ -77,6 +79,9 @@ async def rolled_out(
 def experts(tmp_path: Path) -> Iterator[str]:
     """The URL of an engine in bfloat16 without determinism, with a mixture of experts whose output
     is chaotic."""
+    rows, weight = torch.randn(2, 32, 64, dtype=torch.bfloat16)
+    if torch.equal(functional.linear(rows[:1], weight), functional.linear(rows, weight)[:1]):
+        pytest.skip("on this CPU a row in bfloat16 does not depend on the others of its batch")
     (url,) = two_urls()[:1]
     with servers([url], [["--model-path", str(moe_model(tmp_path)), *HALF[2:]]], tmp_path):
         yield url
