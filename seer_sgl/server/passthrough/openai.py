@@ -22,15 +22,34 @@ from .media import require_inline
 
 BYTES_PER_TOKEN = 4  # about, of a prompt that is not tokenized here
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-# Fields with another name than SGLang's sampling parameter.
+# Fields with another name than SGLang's sampling parameter; the last one given counts.
 RENAMED = {
-    **dict.fromkeys(LIMITS, "max_new_tokens"),
+    **dict.fromkeys(reversed(LIMITS), "max_new_tokens"),
     "min_tokens": "min_new_tokens",
     "seed": "sampling_seed",
     "stop_sequences": "stop",
 }
 # Fields of `/generate` that have another meaning on other paths, or are made of others here.
 OTHERS = ("text", "input_ids", "input_embeds", "sampling_params", "return_logprob")
+COMPLETIONS, MESSAGES, RESPONSES = "/v1/completions", "/v1/messages", "/v1/responses"
+CHATS = ("/v1/chat/completions", "/invocations")
+# Fields of other paths that SGLang does not read on one: they must not hide those that it reads.
+_NOT_OF_CHATS = ("prompt", "max_output_tokens", "stop_sequences")
+UNREAD: Mapping[str, tuple[str, ...]] = {
+    COMPLETIONS: (
+        *("input_ids", "top_logprobs", "stop_sequences"),
+        *("max_completion_tokens", "max_output_tokens"),
+    ),
+    **dict.fromkeys(CHATS, _NOT_OF_CHATS),
+    MESSAGES: (
+        *("prompt", "input_ids", "stop", "logprobs", "top_logprobs"),
+        *("max_completion_tokens", "max_output_tokens"),
+    ),
+    RESPONSES: (
+        *("prompt", "input_ids", "rid", "stop_sequences", "logprobs"),
+        *("max_completion_tokens", "max_tokens"),
+    ),
+}
 
 
 async def send_openai(
@@ -44,7 +63,7 @@ async def send_openai(
 
     `prompt_len`: in tokens; None: unknown. Raises HttpError.
     """
-    fields, given = await service.in_thread_if_long(len(body), _read, service, body)
+    fields, given = await service.in_thread_if_long(len(body), _read, service, body, http.path)
     images = service.rollout.images if service.infos()[0].reads_images else None
     if images is not None and isinstance(given.get("messages"), list):
         fields["messages"] = await _with_images(service, given["messages"], images)
@@ -63,11 +82,14 @@ async def send_openai(
     )
 
 
-def _read(service: Service, body: bytes) -> tuple[dict[str, msgspec.Raw], dict[str, Any]]:
-    """Returns the fields of a body, and their values. Raises BadRequest."""
+def _read(
+    service: Service, body: bytes, path: str
+) -> tuple[dict[str, msgspec.Raw], dict[str, Any]]:
+    """Returns the fields of a body, and the values of those that SGLang reads. Raises
+    BadRequest."""
     fields = decode_fields(body)
-    given = {name: decode(raw, name) for name, raw in fields.items()}
-    refuse_crashing(service, given)
+    given = read_at(path, {name: decode(raw, name) for name, raw in fields.items()})
+    refuse_crashing(service, path, given)
     require_inline(given)
     return fields, given
 
@@ -122,9 +144,18 @@ async def _prompt_len(service: Service, prompt: Any, size: int) -> int | None:
     return sum(await service.in_thread_if_long(size, read, "prompt", texts))
 
 
-def refuse_crashing(service: Service, given: dict[str, Any]) -> None:
+def read_at(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a decoded body that SGLang reads at a path."""
+    unread = UNREAD.get(path, ())
+    return {name: value for name, value in given.items() if name not in unread}
+
+
+def refuse_crashing(service: Service, path: str, given: dict[str, Any]) -> None:
     """Raises BadRequest for a decoded body that would crash an engine: SGLang makes a request of
-    `/generate` of it, in which most fields keep their name."""
+    `/generate` of it, in which most fields keep their name.
+
+    `given`: the fields that SGLang reads at the path.
+    """
     own = dict.fromkeys((*GenerateFields.__struct_fields__, *INTERNAL))
     fields = {name: given[name] for name in own if name in given and name not in OTHERS}
     params = {name: given[name] for name in SamplingFields.__struct_fields__ if name in given}
@@ -138,7 +169,7 @@ def refuse_crashing(service: Service, given: dict[str, Any]) -> None:
     if likeliest is not None:
         fields["top_logprobs_num"] = likeliest
     for name, why in crashing(fields, service.infos()):
-        raise BadRequest(f"{_given_name(name, given)}: {why}")
+        raise BadRequest(f"{_given_name(name, path, given)}: {why}")
 
 
 def _prompt(given: dict[str, Any]) -> dict[str, Any]:
@@ -151,10 +182,11 @@ def _prompt(given: dict[str, Any]) -> dict[str, Any]:
     return {"text" if isinstance(first, str) else "input_ids": prompt}
 
 
-def _given_name(sglang: str, given: dict[str, Any]) -> str:
+def _given_name(sglang: str, path: str, given: dict[str, Any]) -> str:
     """Returns the name that the client has given to a field of SGLang."""
     if sglang == "input_ids" and "input_ids" not in given:
         return "prompt"
-    names = {"text": "prompt", "top_logprobs_num": "top_logprobs"}
+    logprobs = "top_logprobs" if given.get("top_logprobs") is not None else "logprobs"
+    names = {"text": "prompt", "top_logprobs_num": logprobs}
     names |= {theirs: name for name, theirs in RENAMED.items() if name in given}
     return names.get(sglang, sglang)

@@ -15,14 +15,14 @@ from seer_sgl.server.openai.errors import with_errors
 from seer_sgl.server.service import Service
 
 from .media import require_no_reference
-from .openai import refuse_crashing, tokens_of
+from .openai import MESSAGES, RESPONSES, read_at, refuse_crashing, tokens_of
 
 SCORE = "/v1/score"
 # Endpoints that use KV on an engine: the ledger reserves room. By path: the most response tokens;
 # None: the request sets them.
 PLACED: Mapping[str, int | None] = {
-    "/v1/messages": None,
-    "/v1/responses": None,
+    MESSAGES: None,
+    RESPONSES: None,
     "/encode": 1,
     "/classify": 1,
     "/v1/classify": 1,
@@ -69,10 +69,12 @@ class OtherPaths:
         """Returns about how many tokens prompt and response have. Raises BadRequest."""
         fields = {name: decode(raw, name) for name, raw in decode_fields(body).items()}
         require_no_reference(fields)
+        fields = read_at(path, fields)
         budget = PLACED[path]
         if budget is not None:
             fields["max_tokens"] = budget
-        refuse_crashing(self._service, fields | _scored(fields) if path == SCORE else fields)
+        asked = fields | _scored(fields) if path == SCORE else fields
+        refuse_crashing(self._service, path, asked)
         return tokens_of(fields, len(body), self._service.longest())
 
     async def asked(self, http: web.Request) -> web.Response:

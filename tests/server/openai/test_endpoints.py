@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from seer_sgl.admission.sglang_crashes import crashing
@@ -17,6 +18,7 @@ from seer_sgl.server.openai.bodies import ChatBody, CompletionBody, OpenAIBody, 
 from seer_sgl.server.passthrough import openai
 from seer_sgl.server.service import THREAD_BYTES
 from seer_sgl.types import token_array
+from tests.fake_sglang import VOCAB
 from tests.server.chat_fake import CHAT_PROMPT, ChatFake, model_folder, word_of
 from tests.server.helpers import CHUNK, Served, served, until_held, whole
 from tests.support.bodies import events
@@ -179,6 +181,37 @@ async def test_what_cannot_cross_a_chunk_goes_through_whole(
     assert {name: reply["undivided"][name] for name in body} == body
     assert it.service.passthrough.counts == {reason: 1}
     assert not fake.seen
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        (COMPLETIONS, {"prompt": " w100", "logprobs": VOCAB + 1, "top_logprobs": 0}, "logprobs"),
+        (COMPLETIONS, {"prompt": " w100", "stop": ["x" * 9999], "stop_sequences": ["x"]}, "stop"),
+        (CHAT, {"messages": MESSAGES, "input_ids": [VOCAB], "prompt": " w100"}, "input_ids"),
+        (
+            "/invocations",
+            {"messages": MESSAGES, "rid": ["a", "b"], "prompt": ["a", "b"]},
+            "rid",
+        ),
+        ("/v1/messages", {"stop_sequences": ["x" * 9999], "stop": "x"}, "stop_sequences"),
+    ],
+)
+async def test_a_field_that_a_path_does_not_read_hides_none_that_it_reads(
+    it: Served, fake: ChatFake, path: str, fields: Json, named: str
+) -> None:
+    for engine in it.service.fleet.engines:
+        engine._info = msgspec.structs.replace(engine.info, vocab_size=VOCAB)
+    async with it.session.post(it.url + path, json=fields) as reply:
+        assert reply.status == 400
+        assert (await reply.json())["message"].startswith(f"{named}: ")
+    assert not any(asked == path for asked, _ in fake.received)
+
+
+async def test_a_field_of_another_path_is_not_judged(it: Served) -> None:
+    chat: Json = {"messages": MESSAGES, "prompt": [[]], "stop_sequences": [5]}
+    assert (await it.ok(CHAT, **chat))["undivided"]["prompt"] == [[]]
+    await it.ok(COMPLETIONS, prompt=" w100", input_ids=[-1], max_completion_tokens="x")
 
 
 @pytest.mark.parametrize("more", [{}, {"new_field": 1}, {"logprobs": 2}])
