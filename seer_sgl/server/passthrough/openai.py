@@ -31,6 +31,7 @@ RENAMED = {
 }
 # Fields of `/generate` that have another meaning on other paths, or are made of others here.
 OTHERS = ("text", "input_ids", "input_embeds", "sampling_params", "return_logprob")
+SPACES = "spaces_between_special_tokens"  # SGLang takes it from the variables of a chat template
 COMPLETIONS, MESSAGES, RESPONSES = "/v1/completions", "/v1/messages", "/v1/responses"
 CHATS = ("/v1/chat/completions", "/invocations")
 # Fields of other paths that SGLang does not read on one: they must not hide those that it reads.
@@ -162,6 +163,9 @@ def refuse_crashing(service: Service, path: str, given: dict[str, Any]) -> None:
     for name, sglang in RENAMED.items():
         if given.get(name) is not None:
             params[sglang] = given[name]
+    variables = given.get("chat_template_kwargs")
+    if path in CHATS and isinstance(variables, dict) and SPACES in variables:
+        params[SPACES] = variables[SPACES]
     likeliest, logprobs = given.get("top_logprobs"), given.get("logprobs")
     if likeliest is None and not isinstance(logprobs, bool):
         likeliest = logprobs  # of a completion: their number

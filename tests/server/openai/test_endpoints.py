@@ -194,6 +194,11 @@ async def test_what_cannot_cross_a_chunk_goes_through_whole(
             {"messages": MESSAGES, "rid": ["a", "b"], "prompt": ["a", "b"]},
             "rid",
         ),
+        (
+            CHAT,
+            {"messages": MESSAGES, "chat_template_kwargs": {"spaces_between_special_tokens": [1]}},
+            "spaces_between_special_tokens",
+        ),
         ("/v1/messages", {"stop_sequences": ["x" * 9999], "stop": "x"}, "stop_sequences"),
     ],
 )
