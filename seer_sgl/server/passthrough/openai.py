@@ -166,6 +166,8 @@ def refuse_crashing(service: Service, path: str, given: dict[str, Any]) -> None:
     variables = given.get("chat_template_kwargs")
     if path in CHATS and isinstance(variables, dict) and SPACES in variables:
         params[SPACES] = variables[SPACES]
+    if path == RESPONSES and "request_id" in given:
+        fields["rid"] = given["request_id"]
     likeliest, logprobs = given.get("top_logprobs"), given.get("logprobs")
     if likeliest is None and not isinstance(logprobs, bool):
         likeliest = logprobs  # of a completion: their number
@@ -192,5 +194,7 @@ def _given_name(sglang: str, path: str, given: dict[str, Any]) -> str:
         return "prompt"
     logprobs = "top_logprobs" if given.get("top_logprobs") is not None else "logprobs"
     names = {"text": "prompt", "top_logprobs_num": logprobs}
+    if path == RESPONSES:
+        names["rid"] = "request_id"
     names |= {theirs: name for name, theirs in RENAMED.items() if name in given}
     return names.get(sglang, sglang)

@@ -199,6 +199,7 @@ async def test_what_cannot_cross_a_chunk_goes_through_whole(
             {"messages": MESSAGES, "chat_template_kwargs": {"spaces_between_special_tokens": [1]}},
             "spaces_between_special_tokens",
         ),
+        ("/v1/responses", {"input": "x", "request_id": "HEALTH_CHECK_1"}, "request_id"),
         ("/v1/messages", {"stop_sequences": ["x" * 9999], "stop": "x"}, "stop_sequences"),
     ],
 )
