@@ -12,12 +12,14 @@ from seer_sgl.server.decode import decode, decode_fields
 from seer_sgl.server.errors import BadRequest, Unavailable
 from seer_sgl.server.openai.engines import Engines
 from seer_sgl.server.openai.errors import with_errors
+from seer_sgl.server.prompt_texts import PromptTexts
 from seer_sgl.server.service import Service
 
 from .media import require_no_reference
 from .openai import MESSAGES, RESPONSES, read_at, refuse_crashing, tokens_of
 
 SCORE = "/v1/score"
+SHORT = 64  # characters of a query that is read with each item
 # Endpoints that use KV on an engine: the ledger reserves room. By path: the most response tokens;
 # None: the request sets them.
 PLACED: Mapping[str, int | None] = {
@@ -75,6 +77,8 @@ class OtherPaths:
             fields["max_tokens"] = budget
         asked = fields | _scored(fields) if path == SCORE else fields
         refuse_crashing(self._service, path, asked)
+        if path == SCORE:
+            _require_tokens(fields, self._service.texts())
         return tokens_of(fields, len(body), self._service.longest())
 
     async def asked(self, http: web.Request) -> web.Response:
@@ -145,10 +149,26 @@ def _scored(fields: Mapping[str, Any]) -> dict[str, Any]:
             raise BadRequest(f"{name}: an engine would fail if their size is not that of the model")
     query, items = fields.get("query") or [], fields.get("items")
     if not (isinstance(items, list) and items and isinstance(items[0], list)):
-        return {}
+        return {"prompt": [query]} if isinstance(query, list) and query else {}
     if not isinstance(query, list) or not query:
         return {"prompt": items}
     return {"prompt": [query, *(item for item in items if item)]}
+
+
+def _require_tokens(fields: Mapping[str, Any], texts: PromptTexts) -> None:
+    """Raises BadRequest for a text to score that has no token: it would crash an engine. SGLang
+    itself refuses an empty one."""
+    query, items = fields.get("query") or "", fields.get("items")
+    given = items if isinstance(items, list) else [items]
+    listed = [item for item in given if isinstance(item, str)]
+    if not isinstance(query, str) or len(listed) < len(given):
+        return
+    if len(query) > SHORT:  # not read again with each item
+        if texts.ids(query, "query"):
+            return
+        query = query[:SHORT]
+    first = bool(fields.get("item_first"))
+    texts.lengths("items", (item + query if first else query + item for item in listed))
 
 
 def _response(answer: EngineAnswer) -> web.Response:

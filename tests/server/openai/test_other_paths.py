@@ -1,13 +1,15 @@
 """SGLang's other endpoints: an engine answers them, and a session stays on its engine."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from yarl import URL
 
-from tests.server.chat_fake import ChatFake
+from seer_sgl.server.passthrough.other_paths import SHORT
+from tests.server.chat_fake import ChatFake, model_folder
 from tests.server.helpers import served
 from tests.support.bodies import body
 from tests.support.waiting import until
@@ -43,6 +45,7 @@ async def test_engines_are_asked_in_turn_and_lost_ones_are_passed_over() -> None
         ({"query": [5], "items": [[5]], "query_embed_overrides": [[0.5]]}, "query_embed_overrides"),
         ({"query": [5], "items": [[], [99]]}, None),
         ({"query": "a", "items": ["b"]}, None),
+        ({"query": [100], "items": "b", "score_extraction_token": "<eos>"}, "prompt: token id 100"),
     ],
 )
 async def test_token_ids_to_score_are_those_of_the_model(
@@ -57,6 +60,19 @@ async def test_token_ids_to_score_are_those_of_the_model(
         assert (status, reply) == (200, {"undivided": fields})
     else:
         assert (status, reply["message"][: len(why)]) == (400, why)
+
+
+@pytest.mark.parametrize("more", [{}, {"item_first": True}])
+async def test_a_text_to_score_has_a_token(tmp_path: Path, more: dict[str, Any]) -> None:
+    fake = ChatFake()
+    long = "gcd" * SHORT
+    async with served(fake, model={"path": model_folder(tmp_path)}) as it:
+        for query, items in (("", "gcd"), ("gcd", [" w100", "gcd"]), (long, ["gcd"]), (long, [""])):
+            status, reply = await it.post("/v1/score", query=query, items=items, **more)
+            assert (status, reply["message"]) == (400, "items: empty prompt")
+        assert "/v1/score" not in fake.paths()
+        for query, items in ((" w100", ["", "gcd"]), (long, [" w100"]), (long + " w100", "gcd")):
+            await it.ok("/v1/score", query=query, items=items, **more)
 
 
 @pytest.mark.parametrize("up", ["..", "%2e%2e", "..%2F.."])
