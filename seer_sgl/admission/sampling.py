@@ -9,6 +9,7 @@ from seer_sgl.engine_types import EngineInfo
 from seer_sgl.sampling import LIMIT, NEUTRAL, ORIGIN, Sampling
 from seer_sgl.types import Request
 
+from .grammars import grammar_risk
 from .redos import redos_risk
 
 TOKEN_ID = re.compile(r"[0-9]{1,10}")
@@ -79,6 +80,7 @@ def invalid(sampling: Sampling) -> Iterator[Reason]:
         why = redos_risk(pattern)
         if why is not None:
             yield Reason("stop_regex", why)
+    yield from uncompilable(sampling.json_schema, sampling.structural_tag)
     if any(not stop for stop in sampling.stops()):
         yield Reason("stop", "an empty stop string")
     if sum(getattr(sampling, name) is not None for name in GRAMMARS) > 1:
@@ -86,6 +88,14 @@ def invalid(sampling: Sampling) -> Iterator[Reason]:
         yield Reason("", why)
     if ORIGIN in sampling.custom_params:
         yield Reason("custom_params", f"the key {ORIGIN!r} is reserved for seer-sgl")
+
+
+def uncompilable(json_schema: str | None, structural_tag: str | None) -> Iterator[Reason]:
+    """Yields each grammar that would end an engine while it compiles it."""
+    for name, text in (("json_schema", json_schema), ("structural_tag", structural_tag)):
+        why = grammar_risk(text or "")
+        if why is not None:
+            yield Reason(name, why)
 
 
 def unservable(

@@ -12,7 +12,7 @@ import msgspec
 from seer_sgl.engine_types import EngineInfo
 from seer_sgl.sampling import Sampling
 
-from .sampling import Reason, invalid, unservable
+from .sampling import Reason, invalid, uncompilable, unservable
 from .sglang_fields import (
     HEALTH_CHECK,
     INTERNAL,
@@ -142,6 +142,7 @@ def _sampling(params: SamplingFields, engines: Sequence[EngineInfo]) -> Iterator
             yield Reason("stop_token_ids", f"token id {token} is outside the vocabulary")
     regexes, custom = params.stop_regex or [], params.custom_params or {}
     yield from invalid(Sampling(stop_regex=regexes, custom_params=custom))
+    yield from uncompilable(params.json_schema, params.structural_tag)
 
 
 def _list(value: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ def refused(fields: dict[str, Any]) -> str | None:
         ([5], {"stop_regex": "(a+)+$"}, "stop_regex"),
         ([5], {"stop_regex": ["x", "(?:a|[ab]c)*d"]}, "stop_regex"),
         ([5], {"stop_regex": ".*" * 24 + "z"}, "stop_regex"),
+        ([5], {"json_schema": json.dumps({"pattern": "(" * 9999})}, "json_schema"),
+        ([5], {"structural_tag": json.dumps({"a": "(" * 9999}), "regex": ""}, "structural_tag"),
         ([5], {"is_normalized": True}, "is_normalized"),
         ([5], {"a name of tomorrow": 1}, "a name of tomorrow"),
         ([5], [1], "sampling_params"),

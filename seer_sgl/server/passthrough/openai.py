@@ -1,12 +1,13 @@
 """Passes requests on OpenAI's paths through."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from seer_sgl.admission.grammars import schema_risk
 from seer_sgl.admission.sglang_crashes import crashing
 from seer_sgl.admission.sglang_fields import INTERNAL, GenerateFields, SamplingFields
 from seer_sgl.rollout.images import ImageReader
@@ -176,6 +177,22 @@ def refuse_crashing(service: Service, path: str, given: dict[str, Any]) -> None:
         fields["top_logprobs_num"] = likeliest
     for name, why in crashing(fields, service.infos()):
         raise BadRequest(f"{_given_name(name, path, given)}: {why}")
+    for name, schemas in _schemas(given):
+        risk = schema_risk(schemas)
+        if risk is not None:
+            raise BadRequest(f"{name}: {risk}")
+
+
+def _schemas(given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the fields of which SGLang makes grammars."""
+    for name in ("response_format", "tools"):
+        yield name, given.get(name)
+    if isinstance(given.get("text"), dict):  # of a response; on other paths, prompts
+        yield "text", given["text"]
+    messages = given.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict):
+            yield "messages: tools", message.get("tools")
 
 
 def _prompt(given: dict[str, Any]) -> dict[str, Any]:

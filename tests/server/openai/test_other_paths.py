@@ -75,6 +75,23 @@ async def test_a_text_to_score_has_a_token(tmp_path: Path, more: dict[str, Any])
             await it.ok("/v1/score", query=query, items=items, **more)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        ("/v1/chat/completions", {"response_format": {"pattern": "(" * 9999}}, "response_format"),
+        ("/v1/chat/completions", {"messages": [{"tools": ["(" * 9999]}]}, "messages: tools"),
+        ("/v1/responses", {"text": {"format": {"pattern": "(" * 9999}}}, "text"),
+        ("/v1/messages", {"tools": [{"input_schema": {"pattern": "(" * 9999}}]}, "tools"),
+    ],
+)
+async def test_a_schema_that_ends_an_engine_is_refused_on_every_path(
+    path: str, fields: dict[str, Any], named: str
+) -> None:
+    async with served(ChatFake()) as it:
+        status, reply = await it.post(path, **{"messages": [{"content": "(" * 9999}]} | fields)
+    assert (status, reply["message"][: len(named) + 2]) == (400, f"{named}: ")
+
+
 @pytest.mark.parametrize("up", ["..", "%2e%2e", "..%2F.."])
 async def test_a_path_leads_to_no_other_endpoint_of_an_engine(up: str) -> None:
     fake = ChatFake()
