@@ -163,6 +163,23 @@ def test_a_number_that_names_a_session_is_sent_on_as_a_text() -> None:
     assert json.loads(sent)["session_id"] == "7"
 
 
+@pytest.mark.parametrize(
+    ("session", "sent_on"),
+    [
+        ({"id": "s", "replace": True}, {"id": "s", "drop_previous_output": True}),
+        ({"id": "s", "rid": None, "replace": True}, {"id": "s", "drop_previous_output": True}),
+        ({"id": "s", "rid": None, "replace": False}, None),
+        ({"id": "s", "rid": "a", "replace": True}, None),
+    ],
+)
+def test_a_turn_that_begins_its_session_anew_makes_sglang_forget_nothing(
+    session: dict[str, Any], sent_on: dict[str, Any] | None
+) -> None:
+    body = json.dumps({"input_ids": [5], "session_params": session}).encode()
+    sent = passthrough_body(body, [info("e0")], PromptTexts(None, 1000)).body
+    assert json.loads(sent)["session_params"] == (sent_on or session)
+
+
 def test_the_rows_of_an_embedded_prompt_are_its_tokens() -> None:
     prompt, texts = [[0.5]] * 5000, PromptTexts(None, 10_000)
     for embeds, lengths in ((prompt, (5000,)), ([prompt, prompt[:3]], (5000, 3))):

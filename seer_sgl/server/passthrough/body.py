@@ -62,6 +62,9 @@ def passthrough_body(
         raise BadRequest(f"{name}: {why}")
     require_inline(given)
     rid, parameters = named(fields, given), given.get("sampling_params") or {}
+    session = given.get("session_params")
+    if session and session.get("replace") and session.get("rid") is None:
+        fields["session_params"] = msgspec.Raw(dumps(_from_the_beginning(session)))
     seeded = any(info.deterministic for info in engines)
     sampling = (
         [_filled(params, seeded) for params in parameters]
@@ -92,7 +95,7 @@ def passthrough_body(
         stream=bool(given.get("stream")),
         logprobs=bool(given.get("return_logprob")),
         budget=min(max(1, budget), texts.longest),
-        session=given.get("session_params"),
+        session=session,
     )
 
 
@@ -150,6 +153,16 @@ def is_batch(given: Mapping[str, Any]) -> bool:
     if given.get("input_ids") is not None:
         return isinstance(_first(given["input_ids"]), list)
     return isinstance(_first(_first(given.get("input_embeds"))), list)
+
+
+def _from_the_beginning(session: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of a turn that begins its session anew, in a form that SGLang bears.
+
+    It fails while it forgets the turns before (`Session.create_req`: it deletes from the dict that
+    it iterates over). A turn that continues none has the same tokens; a streaming session refuses
+    both forms.
+    """
+    return {"id": session.get("id"), "drop_previous_output": True}
 
 
 def _first(values: Any) -> Any:
