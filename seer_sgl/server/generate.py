@@ -92,7 +92,7 @@ class Generate:
                 reason,
                 tokens=(min(sum(sent.prompts), texts.longest), sent.budget),
                 rids=sent.rids,
-                engine_id=service.pinned.engine_of(sent.session),
+                session=sent.session,
             )
         except Aborted:
             return _aborted(sent, service.version())

@@ -177,14 +177,14 @@ class Service:
         *,
         tokens: tuple[int, int],
         rids: tuple[str, ...] = (),
-        engine_id: str | None = None,
+        session: Any = None,
     ) -> web.StreamResponse:
         """Sends a request to an engine unmodified, and returns the engine's answer.
 
         tokens: of the prompt and of the response, for the KV ledger. `rids`: the names that abort
-        it. `engine_id`: the only engine that can answer; the ledger does not count the request.
-        Raises HttpError if no engine answers, and Aborted if `abort` ends it before an engine has
-        it.
+        it. `session`: SGLang's `session_params`; the ledger does not count the turn of a session
+        that an engine has. Raises HttpError if no engine answers, and Aborted if `abort` ends it
+        before an engine has it.
         """
         self.passthrough.count(reason)
         passthrough = Passthrough(
@@ -198,14 +198,16 @@ class Service:
         self._passthroughs.add(passthrough)
         try:
             async with passthrough.wait:
-                if engine_id is None:
+                pinned = self.pinned.of(session)
+                if pinned is None:
                     await self.generation.pass_through(passthrough, *tokens)
                 else:
                     self.generation.reserve(1)
                     try:
                         await self.backend.holds.over()
+                        pinned.take_turn(session, rids)
                         with self.pinned.on_engine():
-                            await passthrough(engine_id)
+                            await passthrough(pinned.engine_id)
                     finally:
                         self.generation.release(1)
         except EngineUnavailable as error:

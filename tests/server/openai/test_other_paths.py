@@ -125,6 +125,35 @@ async def test_requests_of_a_session_of_sglang_go_where_it_was_opened() -> None:
             assert closed == [{"session_id": f"session-{id(fake)}"}]
 
 
+Turn = tuple[str, dict[str, Any]]
+REPLACING = {"rid": "a", "replace": True}
+
+
+@pytest.mark.parametrize(
+    ("turns", "refused"),
+    [
+        ([("a", {}), ("b", {"rid": "a"}), ("b", REPLACING), ("b", REPLACING)], False),
+        ([("a", {}), ("b", {"rid": "a"}), ("c", {"rid": "a"}), ("d", REPLACING)], False),
+        ([("a", {}), ("b", {"rid": "a"}), ("b", {"rid": "a"}), ("c", REPLACING)], True),
+        ([("a", {}), ("b", {"rid": "a"}), ("b", {"rid": "b"}), ("c", REPLACING)], True),
+        ([("a", {}), ("b", {"rid": "a"}), ("b", {"rid": "a"}), ("b", {"rid": "a"})], False),
+    ],
+)
+async def test_no_turn_makes_an_engine_forget_two_of_one_name(
+    turns: list[Turn], refused: bool
+) -> None:
+    fake = ChatFake()
+    async with served(fake) as it:
+        name = (await it.post("/open_session", capacity_of_str_len=9))[1]
+        replies = [
+            await it.post("/generate", **body(2, rid=rid, session_params={"id": name, **session}))
+            for rid, session in turns
+        ]
+        assert [status for status, _ in replies] == [200] * 3 + [400 if refused else 200]
+        assert not refused or "session_params: replace" in replies[-1][1]["error"]["message"]
+        assert len(fake.seen) == 4 - refused
+
+
 async def test_a_turn_of_a_session_of_sglang_is_a_response_in_progress() -> None:
     fake = ChatFake()
     async with served(fake, server={"max_requests": 1}) as it:
