@@ -216,7 +216,7 @@ async def test_memory_that_one_engine_could_not_release_is_released_by_a_second_
 async def test_other_calls_go_to_each_engine_as_they_are(it: Served, fakes: Fakes) -> None:
     assert (await it.ok("/load_lora_adapter", lora_name="a", lora_path="b"))["success"]
     assert all(fake.calls[-1][1] == {"lora_name": "a", "lora_path": "b"} for fake in fakes)
-    answer = await it.ok("/start_profile", num_steps=3)
+    answer = await it.ok("/start_profile", num_steps=3, profile_by_stage=True)
     assert answer["engines"]["e1"] == {"status": 200, "reply": "Start profiling."}
     assert (await it.post("/freeze_gc"))[0] == 404, "the fakes do not have it"
     assert await it.ok("/get_weights_by_name", name="a") == [1.0, 2.0]
@@ -280,6 +280,8 @@ async def test_a_body_that_is_no_object_is_refused_before_any_engine_is_called(
         ("/resume_memory_occupation", {"tags": ["weight"]}, MISSPELLED),
         ("/update_weights_from_disk", {"weight_version": 3}, "weight_version"),
         ("/update_weights_from_tensor", {"serialized_named_tensors": "a"}, "serialized_named"),
+        ("/start_profile", {"profile_by_stage": True}, "num_steps"),
+        ("/start_profile", {"profile_by_stage": True, "num_steps": 0}, "num_steps"),
         ("/workers", {"url": "http://nowhere/path"}, "url"),
     ],
 )

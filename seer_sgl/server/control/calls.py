@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from aiohttp import web
 
@@ -21,7 +22,6 @@ from .pickles import require_loadable
 
 # SGLang's endpoints that one engine has for itself: the fleet passes them on to each.
 TO_EACH: Mapping[str, Sequence[str]] = {
-    "/start_profile": ("GET", "POST"),
     "/stop_profile": ("GET", "POST"),
     "/start_expert_distribution_record": ("GET", "POST"),
     "/stop_expert_distribution_record": ("GET", "POST"),
@@ -137,6 +137,15 @@ class ControlCalls:
     async def to_each(self, http: web.Request, body: bytes) -> Answer:
         result = await self._backend.call_each(http.method, http.path_qs, body or None)
         return combined(result)
+
+    async def start_profile(self, http: web.Request, body: bytes) -> Answer:
+        """Starts SGLang's profiler on every engine. By stages it needs the number of steps: without
+        one SGLang counts on from None at its next step (`_profile_batch_predicate`), and ends."""
+        fields = read_fields(body)
+        by_stage, steps = field(fields, "profile_by_stage", Any, None), fields.get("num_steps")
+        if by_stage and (steps is None or bytes(steps).strip() in (b"null", b"0")):
+            raise BadRequest("num_steps: SGLang would fail without it if profile_by_stage is true")
+        return await self.to_each(http, body)
 
     async def check_weights(self, http: web.Request, body: bytes) -> Answer:
         """Sends `weights_checker` to every engine, and compares their checksums."""
