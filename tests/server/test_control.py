@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from seer_sgl.backend.bodies import ENTRIES
 from seer_sgl.backend.replies import read_reply
 from tests.fake_sglang import FakeSGLang
 from tests.server.generating import LIMIT, PROMPT, SEED, generating
@@ -282,6 +283,8 @@ async def test_a_body_that_is_no_object_is_refused_before_any_engine_is_called(
         ("/update_weights_from_tensor", {"serialized_named_tensors": "a"}, "serialized_named"),
         ("/start_profile", {"profile_by_stage": True}, "num_steps"),
         ("/start_profile", {"profile_by_stage": True, "num_steps": 0}, "num_steps"),
+        ("/load_lora_adapter_from_tensors", {"lora_name": "a"}, "serialized_named_tensors: 0"),
+        ("/load_lora_adapter_from_tensors", {ENTRIES: ["pickle"]}, "serialized_named_tensors"),
         ("/workers", {"url": "http://nowhere/path"}, "url"),
     ],
 )

@@ -6,13 +6,14 @@ import importlib.util
 import io
 import os
 import pickle
+from collections import OrderedDict
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seer_sgl.server.control.pickles import ALLOWED, require_loadable
+from seer_sgl.server.control.pickles import ALLOWED, require_adapter, require_loadable
 from seer_sgl.server.errors import BadRequest
 
 
@@ -63,6 +64,30 @@ def test_what_would_end_an_engine_is_refused(bad: str, load_format: str | None, 
     with pytest.raises(BadRequest, match=why):
         require_loadable([entry([]), bad] if load_format is None else [bad], load_format)
     assert not Path("/tmp/evil").exists()
+
+
+def test_an_adapter_as_trainers_send_it_passes() -> None:
+    torch = pytest.importorskip("torch")
+    require_adapter([entry({"a.lora_A.weight": torch.zeros(3, 2)})] * 3, None, 2)
+    require_adapter([entry(OrderedDict(a=torch.zeros(2)))], "a format that SGLang ignores", 1)
+    bucket = {"flattened_tensor": torch.zeros(8), "metadata": []}
+    require_adapter([entry(bucket)], "flattened_bucket", 1)
+
+
+@pytest.mark.parametrize(
+    ("entries", "load_format", "why"),
+    [
+        ([entry({})], None, "1 entries for 2 ranks"),
+        ([entry({}), entry({"a": Evil()})], None, "may not name posix.system"),
+        ([entry({}), entry([("a", 5)])], None, "no tensors by name"),
+        ([entry({}), entry({})], "flattened_bucket", "no bucket"),
+    ],
+)
+def test_an_adapter_that_would_end_an_engine_is_refused(
+    entries: list[str], load_format: str | None, why: str
+) -> None:
+    with pytest.raises(BadRequest, match=why):
+        require_adapter(entries, load_format, 2)
 
 
 def test_no_name_is_allowed_that_sglang_refuses() -> None:

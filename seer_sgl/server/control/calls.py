@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from seer_sgl.backend.bodies import ENTRIES
 from seer_sgl.backend.calls import call
 from seer_sgl.backend.memory import ALL_TAGS
 from seer_sgl.backend.pausing import PauseMode
@@ -18,7 +19,7 @@ from seer_sgl.server.service import Service
 from .answers import Answer, combined, updated
 from .bodies import field, group_name, read_fields, read_group, read_update
 from .checksums import compared
-from .pickles import require_loadable
+from .pickles import require_adapter, require_loadable
 
 # SGLang's endpoints that one engine has for itself: the fleet passes them on to each.
 TO_EACH: Mapping[str, Sequence[str]] = {
@@ -32,7 +33,6 @@ TO_EACH: Mapping[str, Sequence[str]] = {
     "/freeze_gc": ("GET", "POST"),
     "/slow_down": ("GET", "POST"),
     "/load_lora_adapter": ("POST",),
-    "/load_lora_adapter_from_tensors": ("POST",),
     "/unload_lora_adapter": ("POST",),
 }
 FLUSHED = (
@@ -145,6 +145,16 @@ class ControlCalls:
         by_stage, steps = field(fields, "profile_by_stage", Any, None), fields.get("num_steps")
         if by_stage and (steps is None or bytes(steps).strip() in (b"null", b"0")):
             raise BadRequest("num_steps: SGLang would fail without it if profile_by_stage is true")
+        return await self.to_each(http, body)
+
+    async def load_adapter(self, http: web.Request, body: bytes) -> Answer:
+        """Loads a LoRA adapter from tensors on every engine."""
+        fields = read_fields(body)
+        entries: list[str] = field(fields, ENTRIES, list[str], [])
+        load_format = field(fields, "load_format", str, "") or None
+        infos = [engine.info for engine in self._backend.fleet.engines]
+        ranks = max((info.ranks // info.pipeline_stages for info in infos), default=0)
+        await asyncio.to_thread(require_adapter, entries, load_format, ranks)
         return await self.to_each(http, body)
 
     async def check_weights(self, http: web.Request, body: bytes) -> Answer:

@@ -83,16 +83,36 @@ def require_loadable(entries: Sequence[str], load_format: str | None) -> None:
     if load_format not in FORMATS and "." not in str(load_format):  # with a dot: a loader's name
         raise BadRequest(f"load_format: {str(load_format)[:80]!r} is unknown to SGLang")
     for entry in entries:
-        try:
-            loaded = _Inert(io.BytesIO(base64.b64decode(entry, validate=True))).load()
-        except BadRequest:
-            raise
-        except (binascii.Error, ValueError) as error:
-            raise BadRequest(f"{ENTRIES}: no base64 of pickled tensors: {error}") from error
-        except Exception as error:  # whatever a broken pickle makes of the stand-ins
-            raise BadRequest(f"{ENTRIES}: no pickled tensors: {error!r:.200}") from error
-        for why in _check_shape(loaded, load_format):
+        for why in _check_shape(_loaded(entry), load_format):
             raise BadRequest(f"{ENTRIES}: {why}")
+
+
+def require_adapter(entries: Sequence[str], load_format: str | None, ranks: int) -> None:
+    """Raises BadRequest for a pickled LoRA adapter that would crash the engine that loads it.
+
+    ranks: each of an engine loads its own entry.
+    """
+    if len(entries) < ranks:
+        raise BadRequest(f"{ENTRIES}: {len(entries)} entries for {ranks} ranks of an engine")
+    for entry in entries:
+        loaded = _loaded(entry)
+        if load_format == BUCKET:
+            for why in _check_shape(loaded, load_format):
+                raise BadRequest(f"{ENTRIES}: {why}")
+        elif not isinstance(loaded, dict | StandIn):
+            raise BadRequest(f"{ENTRIES}: no tensors by name")
+
+
+def _loaded(entry: str) -> Any:
+    """Returns what a pickle makes of the stand-ins. Raises BadRequest."""
+    try:
+        return _Inert(io.BytesIO(base64.b64decode(entry, validate=True))).load()
+    except BadRequest:
+        raise
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest(f"{ENTRIES}: no base64 of pickled tensors: {error}") from error
+    except Exception as error:  # whatever a broken pickle makes of the stand-ins
+        raise BadRequest(f"{ENTRIES}: no pickled tensors: {error!r:.200}") from error
 
 
 def _check_shape(loaded: Any, load_format: str | None) -> Iterator[str]:

@@ -44,6 +44,7 @@ def add_control_routes(app: web.Application, service: Service) -> None:
         ("/update_weights_from_ipc", POST, timed(calls.update)),
         ("/update_weight_version", POST, timed(calls.rename)),
         ("/start_profile", GET_POST, handler(calls.start_profile)),
+        ("/load_lora_adapter_from_tensors", POST, handler(calls.load_adapter)),
         ("/weights_checker", GET_POST, handler(calls.check_weights)),
         ("/get_weights_by_name", GET_POST, handler(calls.weights_by_name)),
         *((path, methods, handler(calls.to_each)) for path, methods in TO_EACH.items()),
