@@ -16,8 +16,12 @@ async def pause(
     state: FleetState, mode: PauseMode, fields: Fields, before: Before | None
 ) -> CallResult:
     """Holds dispatch and pauses the engines, until `resume`; a pause that fails ends at once."""
-    engines = state.engines()
+    engines, within_s = state.engines(), state.timing.quick_call_s
     held = PAUSE in state.holds
+    if mode == "abort" and state.mode in ("in_place", "retract") and not state.lacks_memory:
+        # A scheduler that stands still ends no request. SGLang would wait for their end for ever,
+        # and so would its `continue_generation`.
+        await call_all(engines, "POST", "/continue_generation", b"{}", within_s)
     holding = asyncio.create_task(state.holds.begin(PAUSE))
     try:
         if before is not None:
@@ -29,7 +33,7 @@ async def pause(
         if not held:
             state.holds.end(PAUSE)
         raise
-    body, within_s = body_of(fields, mode=mode), state.timing.quick_call_s
+    body = body_of(fields, mode=mode)
     result = CallResult.of(await call_all(engines, "POST", "/pause_generation", body, within_s))
     if not result.failed:
         state.mode = mode

@@ -85,6 +85,23 @@ async def test_a_pause_that_an_engine_refuses_pauses_none(it: Served, fakes: Fak
     await it.ok("/continue_generation")
 
 
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+async def test_requests_of_a_paused_engine_can_end_before_they_are_aborted(
+    mode: str, it: Served, fakes: Fakes
+) -> None:
+    last = ["/continue_generation", "/pause_generation"]
+    await it.ok("/pause_generation", mode=mode)
+    await it.ok("/pause_generation", mode="abort")
+    assert [fake.paths()[-2:] for fake in fakes] == [last] * 2, "else SGLang would wait for ever"
+    assert it.service.backend.holds and [fake.paused for fake in fakes] == ["abort"] * 2
+    await it.ok("/continue_generation")
+    await it.ok("/pause_generation", mode=mode)
+    await it.ok("/release_memory_occupation", tags=["kv_cache"])
+    await it.ok("/pause_generation", mode="abort")
+    for fake in fakes:
+        assert fake.paths()[-2] == "/release_memory_occupation", "they lack memory to run on"
+
+
 class Hung(FakeSGLang):
     """A fake that answers no pause."""
 
