@@ -9,6 +9,7 @@ import msgspec
 from .errors import BadRequest
 
 MOST_SESSIONS = 1 << 16  # beyond, the oldest is forgotten
+MOST_TURNS = 1 << 18  # of all sessions; beyond, those of the oldest session are forgotten
 
 
 class Session(msgspec.Struct):
@@ -30,8 +31,8 @@ class Session(msgspec.Struct):
         before, replaces = params.get("rid"), bool(params.get("replace"))
         if before is not None and replaces and self.ambiguous:
             raise BadRequest(
-                "session_params: replace: two turns of this session had one rid, and SGLang would "
-                "fail; open another session"
+                "session_params: replace: two turns of this session may have had one rid, and "
+                "SGLang would fail; open another session"
             )
         for rid in rids:
             # A turn that replaces all after the one before leaves no other of its name there.
@@ -39,23 +40,45 @@ class Session(msgspec.Struct):
             self.ambiguous |= rid in self.turns and not again
             self.turns[rid] = before
 
+    def forget_turns(self) -> None:
+        self.turns, self.ambiguous = {}, True
+
 
 class Pinned:
     """The sessions that were opened with `/open_session`."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}  # by session id, the oldest first
+        self._with_turns: dict[str, Session] = {}  # of these, in the order of their first turns
+        self._turns = 0
         self.running = 0  # requests that their engines have
 
     def add(self, session_id: str, engine_id: str) -> None:
         self._sessions[session_id] = Session(engine_id)
         if len(self._sessions) > MOST_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
+            self.pop(next(iter(self._sessions)))
 
     def pop(self, session_id: str) -> str | None:
         """Forgets a session and returns its engine; None if it is unknown."""
         session = self._sessions.pop(session_id, None)
-        return None if session is None else session.engine_id
+        if session is None:
+            return None
+        self._turns -= len(session.turns)
+        self._with_turns.pop(session_id, None)
+        return session.engine_id
+
+    def take_turn(self, session: Session, params: dict[str, Any], rids: Sequence[str]) -> None:
+        """Records a turn. Raises BadRequest as the session does."""
+        before = len(session.turns)
+        session.take_turn(params, rids)
+        if self._sessions.get(params["id"]) is not session:
+            return  # closed meanwhile
+        self._turns += len(session.turns) - before
+        self._with_turns[params["id"]] = session
+        while self._turns > MOST_TURNS:
+            oldest = self._with_turns.pop(next(iter(self._with_turns)))
+            self._turns -= len(oldest.turns)
+            oldest.forget_turns()
 
     @contextlib.contextmanager
     def on_engine(self) -> Iterator[None]:

@@ -205,7 +205,7 @@ class Service:
                     self.generation.reserve(1)
                     try:
                         await self.backend.holds.over()
-                        pinned.take_turn(session, rids)
+                        self.pinned.take_turn(pinned, session, rids)
                         with self.pinned.on_engine():
                             await passthrough(pinned.engine_id)
                     finally:

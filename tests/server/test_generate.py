@@ -335,7 +335,7 @@ async def test_only_a_text_names_a_session_of_an_engine(name: object) -> None:
     async with served(FakeSGLang(sessions=True)) as it:
         it.service.pinned.add("7", "e0")
         await it.post("/close_session", session_id=name)
-        assert it.service.pinned.engine_of({"id": "7"}) == "e0"
+        assert it.service.pinned.of({"id": "7"}) is not None
 
 
 async def test_two_servers_on_one_engine_name_no_call_alike() -> None:
