@@ -1,4 +1,4 @@
-"""Detects grammars that end an engine while it compiles them. Pure.
+"""Detects grammars that crash the engine that compiles them. Pure.
 
 SGLang's scheduler process compiles grammars with xgrammar, which follows the groups of a pattern in
 a JSON schema, and the references between its parts, by recursion without a limit. With more than

@@ -91,7 +91,7 @@ def invalid(sampling: Sampling) -> Iterator[Reason]:
 
 
 def uncompilable(json_schema: str | None, structural_tag: str | None) -> Iterator[Reason]:
-    """Yields each grammar that would end an engine while it compiles it."""
+    """Yields each grammar that crashes the engine that compiles it."""
     for name, text in (("json_schema", json_schema), ("structural_tag", structural_tag)):
         why = grammar_risk(text or "")
         if why is not None:

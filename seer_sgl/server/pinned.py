@@ -12,7 +12,7 @@ MOST_SESSIONS = 1 << 16  # beyond, the oldest is forgotten
 MOST_TURNS = 1 << 18  # of all sessions; beyond, those of the oldest session are forgotten
 
 
-class Session(msgspec.Struct):
+class PinnedSession(msgspec.Struct):
     """A session of an engine. `turns`: by rid, the turn before it.
 
     `ambiguous`: two turns of one rid may be in the tree of its turns.
@@ -48,13 +48,15 @@ class Pinned:
     """The sessions that were opened with `/open_session`."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, Session] = {}  # by session id, the oldest first
-        self._with_turns: dict[str, Session] = {}  # of these, in the order of their first turns
+        self._sessions: dict[str, PinnedSession] = {}  # by session id, the oldest first
+        self._with_turns: dict[
+            str, PinnedSession
+        ] = {}  # of these, in the order of their first turns
         self._turns = 0
         self.running = 0  # requests that their engines have
 
     def add(self, session_id: str, engine_id: str) -> None:
-        self._sessions[session_id] = Session(engine_id)
+        self._sessions[session_id] = PinnedSession(engine_id)
         if len(self._sessions) > MOST_SESSIONS:
             self.pop(next(iter(self._sessions)))
 
@@ -67,7 +69,9 @@ class Pinned:
         self._with_turns.pop(session_id, None)
         return session.engine_id
 
-    def take_turn(self, session: Session, params: dict[str, Any], rids: Sequence[str]) -> None:
+    def take_turn(
+        self, session: PinnedSession, params: dict[str, Any], rids: Sequence[str]
+    ) -> None:
         """Records a turn. Raises BadRequest as the session does."""
         before = len(session.turns)
         session.take_turn(params, rids)
@@ -89,7 +93,7 @@ class Pinned:
         finally:
             self.running -= 1
 
-    def of(self, session_params: object) -> Session | None:
+    def of(self, session_params: object) -> PinnedSession | None:
         """Returns the session of a request with SGLang's `session_params`; None: any engine."""
         session_id = session_params.get("id") if isinstance(session_params, dict) else None
         return self._sessions.get(session_id) if isinstance(session_id, str) else None

@@ -28,7 +28,7 @@ def test_the_turns_of_the_oldest_session_are_forgotten_first(
     sessions.pop("closed")
     for turn in range(1, 4):
         take(sessions, "new", f"t{turn}", rid="t0")
-    assert sessions.of({"id": "old"}) == pinned.Session("e0", {}, ambiguous=True)
+    assert sessions.of({"id": "old"}) == pinned.PinnedSession("e0", {}, ambiguous=True)
     with pytest.raises(BadRequest, match="replace"):
         take(sessions, "old", "t1", **REPLACE)
     take(sessions, "new", "t9", **REPLACE)
