@@ -93,7 +93,7 @@ def invalid(sampling: Sampling) -> Iterator[Reason]:
 def uncompilable(json_schema: str | None, structural_tag: str | None) -> Iterator[Reason]:
     """Yields each grammar that crashes the engine that compiles it."""
     for name, text in (("json_schema", json_schema), ("structural_tag", structural_tag)):
-        why = grammar_risk(text or "")
+        why = None if text is None else grammar_risk(text)
         if why is not None:
             yield Reason(name, why)
 

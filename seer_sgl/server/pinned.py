@@ -49,9 +49,8 @@ class Pinned:
 
     def __init__(self) -> None:
         self._sessions: dict[str, PinnedSession] = {}  # by session id, the oldest first
-        self._with_turns: dict[
-            str, PinnedSession
-        ] = {}  # of these, in the order of their first turns
+        # Those of which turns are kept, in the order of their first turns.
+        self._with_turns: dict[str, PinnedSession] = {}
         self._turns = 0
         self.running = 0  # requests that their engines have
 
