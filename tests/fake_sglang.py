@@ -83,6 +83,7 @@ class FakeSGLang(FakeControl):
     deterministic: bool = True
     plugin: dict[str, Any] | None = None
     has_image_understanding: bool = False
+    flags: dict[str, Any] = field(default_factory=dict)  # more fields of `/server_info`
     faults: deque[str] = field(default_factory=deque)
     rejects: Callable[[dict[str, Any]], bool] | None = None  # calls that it answers with 400
     garbled: dict[str, str] = field(default_factory=dict)
@@ -335,6 +336,7 @@ class FakeSGLang(FakeControl):
                 # The weights of its start, which no update changes.
                 "model_path": "the first",
                 "weight_version": "default",
+                **self.flags,
             },
         )
 

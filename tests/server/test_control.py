@@ -244,6 +244,20 @@ async def test_other_calls_go_to_each_engine_as_they_are(it: Served, fakes: Fake
     assert (status, answer["success"]) == (502, False)
 
 
+async def test_experts_are_recorded_by_engines_with_a_recorder_only(
+    it: Served, fakes: Fakes
+) -> None:
+    path = "/start_expert_distribution_record"
+    assert (await it.post(path))[0] == 404, "the fakes do not have it"
+    fakes[0].away = True
+    fakes[1].flags["expert_distribution_recorder_mode"] = None
+    status, answer = await it.post(path)
+    assert (status, answer["success"]) == (400, False)
+    assert "engine e1 runs without expert_distribution_recorder_mode" in answer["message"]
+    fakes[1].flags["expert_distribution_recorder_mode"] = "stat"
+    assert (await it.post(path))[0] == 404
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -300,6 +314,9 @@ async def test_a_body_that_is_no_object_is_refused_before_any_engine_is_called(
         ("/update_weights_from_tensor", {"serialized_named_tensors": "a"}, "serialized_named"),
         ("/start_profile", {"profile_by_stage": True}, "num_steps"),
         ("/start_profile", {"profile_by_stage": True, "num_steps": 0}, "num_steps"),
+        ("/slow_down", {"forward_sleep_time": 1e300}, "forward_sleep_time"),
+        ("/slow_down", {"forward_sleep_time": 10**400}, "forward_sleep_time"),
+        ("/slow_down", {"forward_sleep_time": "nan"}, "forward_sleep_time"),
         ("/load_lora_adapter_from_tensors", {"lora_name": "a"}, "serialized_named_tensors: 0"),
         ("/load_lora_adapter_from_tensors", {ENTRIES: ["pickle"]}, "serialized_named_tensors"),
         ("/workers", {"url": "http://nowhere/path"}, "url"),

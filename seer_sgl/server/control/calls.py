@@ -1,6 +1,8 @@
 """SGLang's control calls: a body becomes a call of the backend, and its result one answer."""
 
 import asyncio
+import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ from seer_sgl.backend.memory import ALL_TAGS
 from seer_sgl.backend.pausing import PauseMode
 from seer_sgl.backend.state import ranks_of
 from seer_sgl.backend.weights import TENSOR
-from seer_sgl.server.errors import BadRequest, Failed
+from seer_sgl.server.errors import BadRequest, Failed, Unavailable
 from seer_sgl.server.prefixes import EVERY, Prefixes
 from seer_sgl.server.service import Service
 
@@ -24,17 +26,20 @@ from .pickles import require_adapter, require_loadable
 # SGLang's endpoints that one engine has for itself: the fleet passes them on to each.
 TO_EACH: Mapping[str, Sequence[str]] = {
     "/stop_profile": ("GET", "POST"),
-    "/start_expert_distribution_record": ("GET", "POST"),
-    "/stop_expert_distribution_record": ("GET", "POST"),
-    "/dump_expert_distribution_record": ("GET", "POST"),
     "/set_internal_state": ("POST", "PUT"),
     "/set_trace_level": ("GET", "POST"),
     "/configure_logging": ("GET", "POST"),
     "/freeze_gc": ("GET", "POST"),
-    "/slow_down": ("GET", "POST"),
     "/load_lora_adapter": ("POST",),
     "/unload_lora_adapter": ("POST",),
 }
+RECORDS = (
+    "/start_expert_distribution_record",
+    "/stop_expert_distribution_record",
+    "/dump_expert_distribution_record",
+)
+RECORDER = "expert_distribution_recorder_mode"  # a flag of SGLang
+LONGEST_SLEEP_S = 60.0  # before each step; an engine that does nothing for longer seems to hang
 FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. "
     "(When there are running or waiting requests, the operation will not be performed.)\n"
@@ -147,6 +152,25 @@ class ControlCalls:
             raise BadRequest("num_steps: SGLang would fail without it if profile_by_stage is true")
         return await self.to_each(http, body)
 
+    async def record_experts(self, http: web.Request, body: bytes) -> Answer:
+        """Starts, stops or writes SGLang's record of chosen experts; an engine without a recorder
+        would end (`ExpertDistributionRecorder._on_not_implemented`)."""
+        for engine in self._backend.fleet.engines:
+            with contextlib.suppress(Unavailable):  # it does nothing now
+                info = await self._service.description(engine, "/server_info")
+                if RECORDER in info and info[RECORDER] is None:
+                    name = engine.info.engine_id
+                    raise BadRequest(f"engine {name} runs without {RECORDER}, and would fail")
+        return await self.to_each(http, body)
+
+    async def slow_down(self, http: web.Request, body: bytes) -> Answer:
+        """Lets every engine sleep before each step: one that sleeps for ever hears no other call,
+        and Python refuses times beyond its clock."""
+        sleep = field(read_fields(body), "forward_sleep_time", Any, None)
+        if _seconds(sleep) > LONGEST_SLEEP_S:
+            raise BadRequest(f"forward_sleep_time: above {LONGEST_SLEEP_S:g} seconds")
+        return await self.to_each(http, body)
+
     async def load_adapter(self, http: web.Request, body: bytes) -> Answer:
         """Loads a LoRA adapter from tensors on every engine."""
         fields = read_fields(body)
@@ -175,3 +199,14 @@ class ControlCalls:
 
     async def _abort_all(self) -> None:
         await self._service.abort(EVERY)
+
+
+def _seconds(value: Any) -> float:
+    """Returns what SGLang reads as a number; 0 for what it refuses, infinity for no number."""
+    try:
+        seconds = float(value)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        return 0.0
+    return math.inf if math.isnan(seconds) else seconds

@@ -15,7 +15,7 @@ from seer_sgl.server.json import json_response, refusal
 from seer_sgl.server.service import Service
 
 from .answers import Answer, combined
-from .calls import TO_EACH, ControlCalls
+from .calls import RECORDS, TO_EACH, ControlCalls
 
 POST, GET_POST = ("POST",), ("GET", "POST")
 Work = Callable[[web.Request, bytes], Coroutine[Any, Any, Answer]]
@@ -44,6 +44,8 @@ def add_control_routes(app: web.Application, service: Service) -> None:
         ("/update_weights_from_ipc", POST, timed(calls.update)),
         ("/update_weight_version", POST, timed(calls.rename)),
         ("/start_profile", GET_POST, handler(calls.start_profile)),
+        ("/slow_down", GET_POST, handler(calls.slow_down)),
+        *((path, GET_POST, handler(calls.record_experts)) for path in RECORDS),
         ("/load_lora_adapter_from_tensors", POST, handler(calls.load_adapter)),
         ("/weights_checker", GET_POST, handler(calls.check_weights)),
         ("/get_weights_by_name", GET_POST, handler(calls.weights_by_name)),
