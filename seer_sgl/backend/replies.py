@@ -36,6 +36,11 @@ class EngineReply(msgspec.Struct, frozen=True):
         return self.status is not None and not self.ok
 
     @property
+    def unanswered(self) -> bool:
+        """Whether the engine may still do what the call asked for."""
+        return self.late or self.status is None
+
+    @property
     def unread(self) -> bool:
         """Whether the engine's HTTP server refused the call, before SGLang acted on it.
 

@@ -12,6 +12,7 @@ from seer_sgl.errors import RolloutError
 from seer_sgl.timing import Timing
 
 from .holds import Holds
+from .replies import Replies
 
 SESSION = "begin_weight_update"  # the hold until end_weight_update
 RELEASED = "release_memory_occupation"  # the hold until all memory is back
@@ -83,6 +84,8 @@ class FleetState:
         self.mode: str | None = None
         # Tags of memory, by engine and its start: a server restarted has all its memory.
         self.released: dict[Start, set[str]] = {}
+        # Engines that have not answered an update from disk, and may still load it.
+        self.loading: set[Start] = set()
         self.groups: dict[str, frozenset[Start]] = {}  # the trainer's process groups, by name
         self.session: Session | None = None
         self.parts = Parts()
@@ -103,6 +106,14 @@ class FleetState:
     def released_by(self, engine: HttpEngine) -> set[str]:
         """Returns the tags that an engine has released; to be changed in place."""
         return self.released.setdefault(start_of(engine), set())
+
+    def note_loading(self, engines: Iterable[HttpEngine], replies: Replies) -> None:
+        """Records which of the engines have not answered an update from disk."""
+        for engine in engines:
+            if replies[engine.info.engine_id].unanswered:
+                self.loading.add(start_of(engine))
+            else:
+                self.loading.discard(start_of(engine))
 
     def end_release_if_all_back(self) -> None:
         """Ends the hold of `release_memory_occupation` once no engine lacks memory."""

@@ -12,7 +12,7 @@ from .bodies import Fields, Ranks, body_of, fields_of, tensor_bodies
 from .calls import call_all, on_each, until_idle
 from .groups import DEFAULT_GROUP, require_complete, require_one_copy
 from .replies import CallResult, EngineReply, Replies, failed_of
-from .state import SESSION, Before, FleetState, Session, ranks_of
+from .state import SESSION, Before, FleetState, Session, ranks_of, start_of
 from .updated import (
     all_opened,
     mark_changed,
@@ -176,20 +176,24 @@ async def update(state: FleetState, new: WeightUpdate, before: Before | None) ->
     if before is not None:
         await before()
     async with state.holds.during(UPDATE):
-        replies: dict[str, EngineReply] = {}
+        replies = await _still_loading(state, engines) if new.path == DISK else {}
         if new.flush_cache and not state.lacks_memory:
-            idle = await on_each(
-                engines, lambda engine: until_idle(engine, state.timing, pause=state.mode)
+            answering = [engine for engine in engines if no_failure_so_far(engine, replies)]
+            busy = failed_of(
+                await on_each(
+                    answering, lambda engine: until_idle(engine, state.timing, pause=state.mode)
+                )
             )
-            replies |= failed_of(idle)
-        if state.mode == "in_place" and any(reply.status for reply in replies.values()):
-            return CallResult(replies, failed_of(replies), IN_PLACE)
+            if state.mode == "in_place" and any(reply.status for reply in busy.values()):
+                return CallResult(busy, busy, IN_PLACE)
+            replies |= busy
         ready = [engine for engine in engines if no_failure_so_far(engine, replies)]
         if new.collective and len(ready) < len(engines):
             return CallResult(replies, replies)
         newest = await newest_of(ready) if session is None else {}
         starts = starts_in(newest)
         replies |= await _sent(new, ready, bodies, supplied=session is None)
+        state.note_loading(ready if new.path == DISK else (), replies)
         updated = succeeded(engines, replies)
         if updated and session is None:
             if new.path == DISK:
@@ -241,6 +245,20 @@ async def adopt(state: FleetState, version: str | None) -> None:
         await mark_updated(state, engines, version)
         state.parts.forget()
     _require_current(state)
+
+
+async def _still_loading(
+    state: FleetState, engines: Sequence[HttpEngine]
+) -> dict[str, EngineReply]:
+    """Returns the replies of engines that do not end an update from disk that they have not
+    answered.
+
+    A second one would end a paused SGLang, which keeps one result for both
+    (`TokenizerManager._wait_for_model_update_from_disk`).
+    """
+    loading = [engine for engine in engines if start_of(engine) in state.loading]
+    # Its scheduler answers this once it has loaded the weights.
+    return failed_of(await call_all(loading, "GET", "/server_info"))
 
 
 def _require_current(state: FleetState) -> None:

@@ -272,6 +272,47 @@ async def test_engines_that_are_all_silent_for_the_timeout_may_have_either_weigh
         assert not it.service.driver.stale
 
 
+class Loading(FakeSGLang):
+    """A fake whose scheduler loads weights, and ends if it is paused and has to load others."""
+
+    under_way = asked = 0
+
+    @override
+    async def update(self, fields: dict[str, Any]) -> Any:
+        self.under_way += 1
+        if self.under_way > 1 and self.paused:
+            self.died = "InvalidStateError"
+        reply = await super().update(fields)
+        self.under_way -= 1
+        return reply
+
+    @override
+    async def server_info(self, http: Any) -> Any:
+        self.asked += 1
+        if self.under_way and self.held is not None:
+            await self.held.wait()
+        return await super().server_info(http)
+
+
+async def test_an_engine_that_still_loads_weights_is_sent_no_others() -> None:
+    fake, within_s = Loading(), 30.0
+    async with served(fake, timing=Timing(poll_s=3600.0, control_timeout_s=within_s)) as it:
+        await it.post("/pause_generation", mode="retract")
+        first = it.post(f"{DISK}?timeout={within_s}", **NEW, flush_cache=False)
+        update, held = await under_way(first, fake)
+        await outlast(within_s)
+        assert (await update)[0] == 502
+        asked = fake.asked
+        again = asyncio.create_task(it.post(DISK, **NEW, flush_cache=False))
+        await until(lambda: fake.asked > asked)
+        await outlast(within_s)
+        for _ in range(3):  # a second update would be there by then
+            await it.post("/weights_checker")
+        held.set()
+        assert (await again)[0] == 200 and fake.died is None
+        assert not it.service.backend.state.loading
+
+
 async def test_engines_whose_proxy_waits_no_longer_may_have_either_weights(
     it: Served, fakes: Fakes
 ) -> None:
