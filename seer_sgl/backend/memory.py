@@ -77,6 +77,9 @@ async def _resume(
         released.difference_update(tags)
     elif reply.status is None:  # most likely it has ended; it must not hold the others
         released.clear()
+    if not released and (continues := state.to_continue.pop(engine.info.server_id, None)):
+        within_s = state.timing.quick_call_s
+        await call(engine, "POST", "/continue_generation", continues, within_s)
     return reply
 
 

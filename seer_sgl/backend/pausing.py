@@ -5,7 +5,7 @@ from typing import Literal
 
 from .bodies import Fields, body_of
 from .calls import call_all
-from .replies import CallResult
+from .replies import DONE, CallResult
 from .state import Before, FleetState
 
 PAUSE = "pause_generation"
@@ -37,16 +37,24 @@ async def pause(
     result = CallResult.of(await call_all(engines, "POST", "/pause_generation", body, within_s))
     if not result.failed:
         state.mode = mode
+        state.to_continue.clear()
     elif not held:  # its caller does not continue what was not paused
         await resume(state, {})
     return result
 
 
 async def resume(state: FleetState, fields: Fields) -> CallResult:
-    body, within_s = body_of(fields), state.timing.quick_call_s
+    """Ends the pause. An engine that lacks memory continues once it has all of it back: SGLang
+    would run what waits there on memory that is not there."""
+    body, within_s, engines = body_of(fields), state.timing.quick_call_s, state.engines()
+    later = [engine for engine in engines if state.lacks(engine)]
     try:
-        replies = await call_all(state.engines(), "POST", "/continue_generation", body, within_s)
+        now = [engine for engine in engines if engine not in later]
+        replies = dict(await call_all(now, "POST", "/continue_generation", body, within_s))
+        replies |= {engine.info.engine_id: DONE for engine in later}
+        state.to_continue = {engine.info.server_id: body for engine in later}
     finally:
         state.mode = None
         state.holds.end(PAUSE)
-    return CallResult.of(replies)
+    names = [engine.info.engine_id for engine in engines]
+    return CallResult.of({name: replies[name] for name in names})

@@ -84,6 +84,8 @@ class FleetState:
         self.mode: str | None = None
         # Tags of memory, by engine and its start: a server restarted has all its memory.
         self.released: dict[Start, set[str]] = {}
+        # The body of `continue_generation`, by the server that gets it once its memory is back.
+        self.to_continue: dict[str, bytes] = {}
         # Engines that have not answered an update from disk, and may still load it.
         self.loading: set[Start] = set()
         self.groups: dict[str, frozenset[Start]] = {}  # the trainer's process groups, by name
@@ -106,6 +108,13 @@ class FleetState:
     def released_by(self, engine: HttpEngine) -> set[str]:
         """Returns the tags that an engine has released; to be changed in place."""
         return self.released.setdefault(start_of(engine), set())
+
+    def lacks(self, engine: HttpEngine, tag: str | None = None) -> bool:
+        """Whether an engine's server has released some memory; `tag`: this one."""
+        server_id = engine.info.server_id
+        of_server = [e for e in self.fleet.engines if e.info.server_id == server_id]
+        released = set[str]().union(*(self.released.get(start_of(e), ()) for e in of_server))
+        return bool(released) if tag is None else tag in released
 
     def note_loading(self, engines: Iterable[HttpEngine], replies: Replies) -> None:
         """Records which of the engines have not answered an update from disk."""

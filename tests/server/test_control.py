@@ -102,6 +102,24 @@ async def test_requests_of_a_paused_engine_can_end_before_they_are_aborted(
         assert fake.paths()[-2] == "/release_memory_occupation", "they lack memory to run on"
 
 
+async def test_an_engine_without_memory_continues_once_it_is_back(it: Served, fakes: Fakes) -> None:
+    last = ["/resume_memory_occupation", "/continue_generation"]
+    await it.ok("/pause_generation", mode="retract")
+    await it.ok("/release_memory_occupation", tags=["kv_cache", "weights"])
+    assert (await it.ok("/continue_generation", torch_empty_cache=False))["success"]
+    await it.ok("/resume_memory_occupation", tags=["weights"])
+    assert [fake.paused for fake in fakes] == ["retract"] * 2, "what waits there has no KV to use"
+    await it.ok("/resume_memory_occupation")
+    assert [fake.paths()[-2:] for fake in fakes] == [last] * 2
+    assert fakes[0].calls[-1][1] == {"torch_empty_cache": False}
+    assert (await generating(it, limit=2))["output_ids"]
+    await it.ok("/release_memory_occupation", tags=["kv_cache"])
+    await it.ok("/continue_generation")
+    await it.ok("/pause_generation", mode="retract")
+    await it.ok("/resume_memory_occupation")
+    assert [fake.paused for fake in fakes] == ["retract"] * 2, "it was paused since"
+
+
 class Hung(FakeSGLang):
     """A fake that answers no pause."""
 
