@@ -4,8 +4,16 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
+from seer_sgl.engine.answers import ask_object
 from seer_sgl.engine.client import HttpEngine
-from seer_sgl.errors import ConfigError, EngineRestarted, EngineUnavailable, InputError
+from seer_sgl.errors import (
+    ConfigError,
+    EngineError,
+    EngineRestarted,
+    EngineUnavailable,
+    InputError,
+    StateError,
+)
 
 from .bodies import Fields, body_of
 from .calls import call, on_each, until_idle
@@ -44,6 +52,20 @@ async def resume(state: FleetState, tags: Sequence[str], fields: Fields) -> Call
     finally:
         state.end_release_if_all_back()
     return CallResult.of(replies)
+
+
+async def require_weights(state: FleetState, engines: Sequence[HttpEngine]) -> None:
+    """Raises StateError for an engine whose weights are released: SGLang would fail at their first
+    use, and end. Without its memory saver nothing is released."""
+    for engine in engines:
+        if state.lacks(engine, "weights"):
+            with contextlib.suppress(EngineError):  # it does nothing now
+                info = await ask_object(engine, "/server_info", state.timing.control_timeout_s)
+                if info.get("enable_memory_saver"):
+                    raise StateError(
+                        f"engine {engine.info.engine_id} has released its weights; "
+                        "call resume_memory_occupation first"
+                    )
 
 
 async def _release(

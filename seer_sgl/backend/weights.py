@@ -11,6 +11,7 @@ from seer_sgl.errors import InputError, RolloutError, StateError
 from .bodies import Fields, Ranks, body_of, fields_of, tensor_bodies
 from .calls import call_all, on_each, until_idle
 from .groups import DEFAULT_GROUP, require_complete, require_one_copy
+from .memory import require_weights
 from .replies import CallResult, EngineReply, Replies, failed_of
 from .state import SESSION, Before, FleetState, Session, ranks_of, start_of
 from .updated import (
@@ -171,6 +172,7 @@ async def update(state: FleetState, new: WeightUpdate, before: Before | None) ->
         require_one_copy(new.path.removeprefix("/"), state.engines())
     bodies = new.bodies(ranks_of(state.engines()))
     engines = state.taking_part()
+    await require_weights(state, engines)
     if new.collective:
         require_complete(state, new.group, engines)
     if before is not None:

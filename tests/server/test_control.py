@@ -120,6 +120,30 @@ async def test_an_engine_without_memory_continues_once_it_is_back(it: Served, fa
     assert [fake.paused for fake in fakes] == ["retract"] * 2, "it was paused since"
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/weights_checker", {"action": "snapshot"}),
+        ("/get_weights_by_name", {"name": "a"}),
+        ("/update_weights_from_disk", {"model_path": "new"}),
+    ],
+)
+async def test_released_weights_are_not_used(
+    path: str, fields: dict[str, Any], it: Served, fakes: Fakes
+) -> None:
+    await it.ok("/release_memory_occupation", tags=["weights"])
+    await it.ok(path, **fields)  # without a memory saver nothing was released
+    for fake in fakes:
+        fake.flags["enable_memory_saver"] = True
+    calls = [len(fake.calls) for fake in fakes]
+    status, answer = await it.post(path, **fields)
+    assert (status, answer["success"]) == (409, False)
+    assert "engine e0 has released its weights" in answer["message"]
+    assert [len(fake.calls) for fake in fakes] == calls
+    await it.ok("/resume_memory_occupation")
+    await it.ok(path, **fields)
+
+
 class Hung(FakeSGLang):
     """A fake that answers no pause."""
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from seer_sgl.backend.bodies import ENTRIES
 from seer_sgl.backend.calls import call
-from seer_sgl.backend.memory import ALL_TAGS
+from seer_sgl.backend.memory import ALL_TAGS, require_weights
 from seer_sgl.backend.pausing import PauseMode
 from seer_sgl.backend.state import ranks_of
 from seer_sgl.backend.weights import TENSOR
@@ -184,6 +184,7 @@ class ControlCalls:
     async def check_weights(self, http: web.Request, body: bytes) -> Answer:
         """Sends `weights_checker` to every engine, and compares their checksums."""
         action = field(read_fields(body), "action", str, "checksum")
+        await require_weights(self._backend.state, self._backend.fleet.engines)
         result = await self._backend.call_each(http.method, http.path_qs, body or None)
         if action != "checksum":
             return combined(result)
@@ -192,7 +193,9 @@ class ControlCalls:
 
     async def weights_by_name(self, http: web.Request, body: bytes) -> Answer:
         """Returns one parameter, of one engine."""
-        reply = await call(self._service.any_engine(), http.method, http.path_qs, body or None)
+        engine = self._service.any_engine()
+        await require_weights(self._backend.state, [engine])
+        reply = await call(engine, http.method, http.path_qs, body or None)
         if reply.status is None:
             raise Failed(reply.message)
         return reply.status, reply.reply
