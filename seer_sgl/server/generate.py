@@ -93,6 +93,7 @@ class Generate:
                 tokens=(min(sum(sent.prompts), texts.longest), sent.budget),
                 rids=sent.rids,
                 session=sent.session,
+                media=sent.media,
             )
         except Aborted:
             return _aborted(sent, service.version())

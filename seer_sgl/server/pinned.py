@@ -1,5 +1,6 @@
 """Which engine has which of SGLang's own sessions: their requests run nowhere else."""
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,12 +16,18 @@ MOST_TURNS = 1 << 18  # of all sessions; beyond, those of the oldest session are
 class PinnedSession(msgspec.Struct):
     """A session of an engine. `turns`: by rid, the turn before it.
 
-    `ambiguous`: two turns of one rid may be in the tree of its turns.
+    `ambiguous`: two turns of one rid may be in the tree of its turns. `media`: a turn had images or
+    the like. `running`: turns that the engine has. `left`: names of turns whose clients left.
+    `idle`: set once no turn runs, if the session is to be closed then.
     """
 
     engine_id: str
     turns: dict[str, str | None] = {}
     ambiguous: bool = False
+    media: bool = False
+    running: int = 0
+    left: list[str] = []
+    idle: asyncio.Event | None = None
 
     def take_turn(self, params: dict[str, Any], rids: Sequence[str]) -> None:
         """Records a turn. Raises BadRequest for one that the engine would fail at.
@@ -28,6 +35,8 @@ class PinnedSession(msgspec.Struct):
         SGLang forgets the successors of a turn by their rids, and fails at one that it has
         forgotten already (`SessionReqNode.clear`).
         """
+        if self.idle is not None:
+            raise BadRequest(f"session_params: close was requested for {params['id']!r:.80}")
         before, replaces = params.get("rid"), bool(params.get("replace"))
         if before is not None and replaces and self.ambiguous:
             raise BadRequest(
@@ -84,13 +93,23 @@ class Pinned:
             oldest.forget_turns()
 
     @contextlib.contextmanager
-    def on_engine(self) -> Iterator[None]:
-        """Counts a request as running on its engine."""
+    def on_engine(
+        self, session: PinnedSession, rids: Sequence[str], *, media: bool
+    ) -> Iterator[None]:
+        """Counts a turn as running on its engine."""
         self.running += 1
+        session.running += 1
+        session.media |= media
         try:
             yield
+        except asyncio.CancelledError:
+            session.left += rids
+            raise
         finally:
             self.running -= 1
+            session.running -= 1
+            if not session.running and session.idle is not None:
+                session.idle.set()
 
     def of(self, session_params: object) -> PinnedSession | None:
         """Returns the session of a request with SGLang's `session_params`; None: any engine."""

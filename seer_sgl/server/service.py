@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
@@ -63,6 +63,7 @@ class Service:
         self.driver.observe(self.progress)
         self._passthroughs: set[Passthrough] = set()  # queued or in flight
         self._token_texts: dict[int, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(THREADS, "read-body")
 
     @property
@@ -148,8 +149,16 @@ class Service:
         work = functools.partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs something that nobody waits for, until the server ends."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def close(self) -> None:
         """Ends the threads that read long bodies; one that is at work ends when it is done."""
+        for task in self._tasks:
+            task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @contextlib.contextmanager
@@ -178,13 +187,14 @@ class Service:
         tokens: tuple[int, int],
         rids: tuple[str, ...] = (),
         session: Any = None,
+        media: bool = False,
     ) -> web.StreamResponse:
         """Sends a request to an engine unmodified, and returns the engine's answer.
 
         tokens: of the prompt and of the response, for the KV ledger. `rids`: the names that abort
         it. `session`: SGLang's `session_params`; the ledger does not count the turn of a session
-        that an engine has. Raises HttpError if no engine answers, and Aborted if `abort` ends it
-        before an engine has it.
+        that an engine has. `media`: it has images or the like. Raises HttpError if no engine
+        answers, and Aborted if `abort` ends it before an engine has it.
         """
         self.passthrough.count(reason)
         passthrough = Passthrough(
@@ -206,7 +216,7 @@ class Service:
                     try:
                         await self.backend.holds.over()
                         self.pinned.take_turn(pinned, session, rids)
-                        with self.pinned.on_engine():
+                        with self.pinned.on_engine(pinned, rids, media=media):
                             await passthrough(pinned.engine_id)
                     finally:
                         self.generation.release(1)

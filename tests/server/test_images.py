@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from seer_sgl.server.passthrough import media
 from tests.server.helpers import Served, served
 from tests.server.rollout_client import rollout
 from tests.support.images import PLACEHOLDER, ImageEngine, data_url
+from tests.support.waiting import until
 
 SEED = 77 << 7
 IDS = [5, 5, PLACEHOLDER, 5]
@@ -232,3 +234,30 @@ async def test_groups_that_a_reject_adds_have_images(it: Served, engine: ImageEn
         await stream.verdict("accept", "b")
         assert (await anext(lines))["event"] == "end"
     assert {call["image_data"][0] for call in engine.seen} == {data_url(3), data_url(4)}
+
+
+@pytest.mark.parametrize("left", [False, True])
+async def test_a_session_of_images_is_closed_once_no_turn_waits(
+    left: bool, model: dict[str, Any]
+) -> None:
+    engine = ImageEngine(longest=1000, sessions=True, faults=deque(["stall"]))
+    turn = body(session_params={"id": "mine"}, rid="t0")
+    async with served(engine, model=model) as it:
+        it.service.pinned.add("mine", "e0")
+        session = it.service.pinned.of({"id": "mine"})
+        assert session is not None
+        waiting = asyncio.create_task(it.generate(**turn))
+        await engine.stalled.wait()
+        if left:
+            waiting.cancel()
+            await until(lambda: not session.running)
+        for _ in range(1 if left else 2):
+            assert await it.post("/close_session", session_id="mine") == (200, None)
+        if not left:
+            status, answer = await it.post("/generate", **{**turn, "rid": "t1"})
+            assert (status, "close was requested" in str(answer)) == (400, True)
+            assert not engine.closed, "SGLang would take its images away"
+            engine.wake_stalled()
+            assert (await waiting)["output_ids"]
+        await until(lambda: it.service.pinned.of({"id": "mine"}) is None)
+    assert (engine.closed, engine.aborted) == (["mine"], ["t0"] if left else [])

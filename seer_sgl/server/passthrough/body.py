@@ -18,7 +18,7 @@ from seer_sgl.server.generate_body import DEFAULT_NEW_TOKENS
 from seer_sgl.server.json import dumps
 from seer_sgl.server.prompt_texts import PromptTexts
 
-from .media import number_of, read_images, require_inline
+from .media import MEDIA, number_of, read_images, require_inline
 
 
 class PassthroughBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class PassthroughBody(msgspec.Struct, frozen=True, kw_only=True):
 
     `prompts`: the number of tokens of each prompt. `n`: responses per prompt. `single`: the reply
     is one object, not a list. `budget`: the most response tokens in all. `session`: its session of
-    SGLang.
+    SGLang. `media`: it has images or the like.
     """
 
     body: bytes
@@ -38,6 +38,7 @@ class PassthroughBody(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool
     budget: int
     session: Any
+    media: bool
 
 
 def passthrough_body(
@@ -96,6 +97,7 @@ def passthrough_body(
         logprobs=bool(given.get("return_logprob")),
         budget=min(max(1, budget), texts.longest),
         session=session,
+        media=any(given.get(name) for name in MEDIA),
     )
 
 

@@ -13,8 +13,9 @@ PROCESSED = ("processor_output", "precomputed_embedding")
 FORMATS = (*PROCESSED, *map(str.upper, PROCESSED))
 PARTS = ("video_url", "audio_url")
 OPENED = ("video_data", "audio_data")
+MEDIA = ("image_data", *OPENED)  # of `/generate`
 # Where bodies of other paths have media, in parts of messages and beside texts.
-NAMED = ("image", "image_url", "video", "audio", *PARTS, "image_data", *OPENED)
+NAMED = ("image", "image_url", "video", "audio", *PARTS, *MEDIA)
 JPEG = "/9j/"  # the first bytes of every JPEG in base64
 LEVELS = 3  # prompts, images of a prompt, and the list that SGLang makes of them
 

@@ -1,5 +1,7 @@
 """SGLang's other endpoints of single requests: all of them pass through."""
 
+import asyncio
+import contextlib
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -10,8 +12,10 @@ from seer_sgl.engine.answers import EngineAnswer, ask
 from seer_sgl.errors import EngineError
 from seer_sgl.server.decode import decode, decode_fields
 from seer_sgl.server.errors import BadRequest, Unavailable
+from seer_sgl.server.json import dumps
 from seer_sgl.server.openai.engines import Engines
 from seer_sgl.server.openai.errors import with_errors
+from seer_sgl.server.pinned import PinnedSession
 from seer_sgl.server.prompt_texts import PromptTexts
 from seer_sgl.server.service import Service
 
@@ -112,6 +116,10 @@ class OtherPaths:
         conversation = isinstance(name, str | int) and not isinstance(name, bool)
         if conversation and self._service.generation.sessions.end(str(name)):
             return web.Response()
+        session = self._service.pinned.of({"id": name})
+        if session is not None and session.media and (session.running or session.left):
+            self._service.in_background(self._close_idle(session, http.path_qs, body))
+            return web.Response()
         engine_id = self._service.pinned.pop(name) if isinstance(name, str) else None
         engine = None if engine_id is None else self._service.engine(engine_id)
         if engine is None:
@@ -120,6 +128,25 @@ class OtherPaths:
             return _response(await ask(engine, "POST", http.path_qs, body))
         except EngineError as error:
             raise Unavailable(str(error)) from error
+
+    async def _close_idle(self, session: PinnedSession, path: str, body: bytes) -> None:
+        """Closes a session of images once none of its turns runs.
+
+        SGLang takes the images at once, also those of a turn that waits (`SessionController
+        ._close`), and fails at its placeholders, which are no tokens.
+        """
+        if session.idle is not None:
+            return  # it is being closed
+        session.idle = asyncio.Event()
+        if session.running:
+            await session.idle.wait()
+        engine = self._service.engine(session.engine_id)
+        if engine is not None:
+            with contextlib.suppress(EngineError):  # its sessions have ended
+                for rid in session.left:  # or has the engine ended it?
+                    await ask(engine, "POST", "/abort_request", dumps({"rid": rid}))
+                await ask(engine, "POST", path, body)
+        self._service.pinned.pop(decode(decode_fields(body)["session_id"], "session_id"))
 
 
 def add_other_paths(app: web.Application, service: Service, engines: Engines) -> None:
