@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from seer_sgl.backend.bodies import ENTRIES
 from seer_sgl.backend.replies import read_reply
@@ -221,6 +222,32 @@ async def test_the_cache_is_flushed_once_nothing_runs(it: Served, fakes: Fakes) 
     fakes[0].running -= 1
     assert (status, answer["success"]) == (400, False) and "e0" in answer["message"]
     await running
+
+
+class Asked(FakeSGLang):
+    """A fake that keeps the addresses of its calls."""
+
+    def app(self) -> web.Application:
+        app, self.asked = super().app(), list[str]()
+
+        async def note(http: web.Request, _: Any) -> None:
+            self.asked.append(http.path_qs)
+
+        app.on_response_prepare.append(note)
+        return app
+
+
+async def test_a_flush_in_a_pause_waits_for_nothing_that_waits_itself() -> None:
+    fake = Asked()
+    async with served(fake) as it:
+        for wrong in ("nan", "inf", "1e9", "-1"):
+            assert (await it.post(f"/flush_cache?timeout={wrong}"))[0] == 400
+        await it.ok("/flush_cache?timeout=5")
+        await it.ok("/pause_generation", mode="retract")
+        await it.ok("/flush_cache?timeout=5")
+        flushes = [path for path in fake.asked if path.startswith("/flush_cache")]
+        assert flushes == ["/flush_cache?timeout=5", "/flush_cache"]
+        await it.ok("/continue_generation")
 
 
 async def test_no_tag_of_memory_is_released_or_resumed_twice(it: Served, fakes: Fakes) -> None:

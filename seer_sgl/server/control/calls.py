@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from seer_sgl.backend.bodies import ENTRIES
-from seer_sgl.backend.calls import call
+from seer_sgl.backend.calls import CALL_S, call
 from seer_sgl.backend.memory import ALL_TAGS, require_weights
 from seer_sgl.backend.pausing import PauseMode
 from seer_sgl.backend.state import ranks_of
@@ -137,7 +137,14 @@ class ControlCalls:
         return updated(await renaming)
 
     async def flush(self, http: web.Request, _: bytes) -> Answer:
-        return combined(await self._backend.flush_cache(http.path_qs), FLUSHED)
+        """Flushes the caches. While schedulers stand still SGLang's `timeout` is left out: with one
+        it waits for requests that wait themselves, and every later flush waits behind it."""
+        seconds = _seconds(http.query.get("timeout"))
+        if not 0 <= seconds <= CALL_S:
+            raise BadRequest(f"timeout: not a number from 0 to {CALL_S:g}")
+        still = self._backend.state.mode in ("retract", "in_place")
+        path = http.path if still else http.path_qs
+        return combined(await self._backend.flush_cache(path), FLUSHED)
 
     async def to_each(self, http: web.Request, body: bytes) -> Answer:
         result = await self._backend.call_each(http.method, http.path_qs, body or None)
