@@ -17,6 +17,7 @@ from seer_sgl.link import contract
 
 from . import (
     batch_invariant_sampling,
+    batches,
     cpu,
     image_prompts,
     kv_waits,
@@ -108,6 +109,11 @@ class Plugin:
                 "penalties",
                 penalties.hooks(),
                 "Penalties count the newest token a step late, as in stock SGLang.",
+            ),
+            Ability(
+                "batches",
+                batches.hooks(),
+                "Some requests end the engine beside others, as in stock SGLang.",
             ),
             Ability(
                 "experts",
