@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .hook import Hook
+from .hook import TOKENIZER_MANAGER, Hook
+from .sglang_types import SglBatchOutput
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,14 @@ def hooks() -> list[Hook]:
             "A grammar that allows only stop tokens and `min_new_tokens` exclude every token of a "
             "row, and SGLang fails to draw from a batch in which another request filters.",
             "SGLang draws a token for a row without any.",
+        ),
+        Hook(
+            f"{TOKENIZER_MANAGER}._handle_batch_output",
+            fill_masks,
+            "before",
+            "SGLang forgets that a request of an unknown session has asked for sampling masks, and "
+            "fails at its answer if another request of the batch has some.",
+            "SGLang answers a request that has no sampling masks beside one that has.",
         ),
     ]
 
@@ -39,3 +48,16 @@ def leave_a_token(
         excluded = logits.amax(dim=-1, keepdim=True) == -float("inf")
         logits[:, :1].masked_fill_(excluded, 0.0)
     return result
+
+
+def fill_masks(_manager: object, recv_obj: SglBatchOutput) -> None:
+    """Hook before `TokenizerManager._handle_batch_output`: gives requests without sampling masks
+    empty ones, if a request of the batch has some."""
+    masks = getattr(recv_obj, "output_token_sampling_mask", None)  # no masks of embeddings
+    if not masks or all(mask is not None for mask in masks):
+        return
+    from sglang.srt.sampling.sampling_mask import SamplingMaskRows
+
+    recv_obj.output_token_sampling_mask = [
+        SamplingMaskRows().take() if mask is None else mask for mask in masks
+    ]

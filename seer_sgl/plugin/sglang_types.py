@@ -539,3 +539,9 @@ class SglTokenized(Protocol):
 
 class SglTokenizerManager(Protocol):
     """sglang.srt.managers.tokenizer_manager.TokenizerManager"""
+
+
+class SglBatchOutput(Protocol):
+    """sglang.srt.managers.io_struct.BatchStrOutput"""
+
+    output_token_sampling_mask: list[Any] | None  # None for requests that have not asked
