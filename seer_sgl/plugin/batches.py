@@ -6,10 +6,17 @@ server for all clients.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from .hook import TOKENIZER_MANAGER, Hook
-from .sglang_types import SglBatchOutput
+from .sglang_types import (
+    SglBatchOutput,
+    SglGenerateReq,
+    SglPrefillAdder,
+    SglReq,
+    SglTokenizerManager,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +39,22 @@ def hooks() -> list[Hook]:
             "SGLang forgets that a request of an unknown session has asked for sampling masks, and "
             "fails at its answer if another request of the batch has some.",
             "SGLang answers a request that has no sampling masks beside one that has.",
+        ),
+        Hook(
+            "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",
+            keep_embeds_apart,
+            "around",
+            "SGLang prefills requests with and without `input_embeds` in one batch, whose model "
+            "gets the embeddings of the first kind alone, and fails.",
+            "SGLang prefills such requests apart.",
+        ),
+        Hook(
+            f"{TOKENIZER_MANAGER}._validate_one_request",
+            check_embeds,
+            "before",
+            "SGLang gives the model embeddings of any width, and of bfloat16 to one of another "
+            "type; both fail in the scheduler.",
+            "SGLang refuses embeddings that its model cannot read.",
         ),
     ]
 
@@ -61,3 +84,36 @@ def fill_masks(_manager: object, recv_obj: SglBatchOutput) -> None:
     recv_obj.output_token_sampling_mask = [
         SamplingMaskRows().take() if mask is None else mask for mask in masks
     ]
+
+
+def keep_embeds_apart(
+    stock: Callable[..., Any],
+    adder: SglPrefillAdder,
+    req: SglReq,
+    *arguments: object,
+    **options: object,
+) -> Any:
+    """Hook around `PrefillAdder.add_one_req`: leaves a request to a later batch than those of the
+    other kind."""
+    others = adder.can_run_list
+    if others and (others[0].input_embeds is None) != (req.input_embeds is None):
+        from sglang.srt.managers.schedule_policy import AddReqResult
+
+        return AddReqResult.OTHER
+    return stock(adder, req, *arguments, **options)
+
+
+def check_embeds(
+    manager: SglTokenizerManager, obj: SglGenerateReq, *_: object, **__: object
+) -> None:
+    """Hook before `TokenizerManager._validate_one_request`. Raises ValueError, for which SGLang
+    answers with 400."""
+    embeds = obj.input_embeds
+    if embeds is None:
+        return
+    config = manager.model_config
+    kind, width = str(config.dtype).removeprefix("torch."), config.hidden_size
+    if kind != "bfloat16":
+        raise ValueError(f"input_embeds: SGLang makes them bfloat16; the model has {kind}")
+    if any(len(row) != width for row in embeds):
+        raise ValueError(f"input_embeds: must have {width} values each, as those of the model")

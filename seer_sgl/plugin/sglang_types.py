@@ -22,6 +22,8 @@ class SglModelConfig(Protocol):
 
     vocab_size: int
     context_len: int
+    hidden_size: int
+    dtype: torch.dtype
     hf_config: Any  # transformers' PretrainedConfig
     hf_text_config: Any
     quantization: str | None
@@ -69,6 +71,7 @@ class SglReq(Protocol):
     routed_experts_start_len: int
     routed_experts: torch.Tensor | None
     output_ids_through_stop: array[int]
+    input_embeds: list[list[float]] | None
     kv: SglReqKv
     seer_own: tuple[str | None, bool]  # its own extra_key and skip_radix_cache_insert
     seer_rows: Any  # the KeptRows of routed experts
@@ -519,6 +522,7 @@ class SglGenerateReq(Protocol):
     """sglang.srt.managers.io_struct.GenerateReqInput"""
 
     input_ids: Any  # list[int] for one prompt
+    input_embeds: Any  # list[list[float]] for one prompt
     image_data: Any
     sampling_params: dict[str, Any]
     seer_response: list[int]  # the part of its input that is response
@@ -540,8 +544,16 @@ class SglTokenized(Protocol):
 class SglTokenizerManager(Protocol):
     """sglang.srt.managers.tokenizer_manager.TokenizerManager"""
 
+    model_config: SglModelConfig
+
 
 class SglBatchOutput(Protocol):
     """sglang.srt.managers.io_struct.BatchStrOutput"""
 
     output_token_sampling_mask: list[Any] | None  # None for requests that have not asked
+
+
+class SglPrefillAdder(Protocol):
+    """sglang.srt.managers.schedule_policy.PrefillAdder"""
+
+    can_run_list: list[SglReq]  # of the next batch

@@ -39,3 +39,46 @@ def test_a_request_without_masks_beside_one_with_some_gets_empty_ones(
     output: Any = SimpleNamespace(output_token_sampling_mask=["masks", None])
     batches.fill_masks(None, output)
     assert output.output_token_sampling_mask == ["masks", "empty"]
+
+
+@pytest.mark.parametrize("first", [None, [[0.5]]])
+def test_prompts_of_embeddings_and_of_tokens_are_prefilled_apart(
+    first: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = SimpleNamespace(AddReqResult=SimpleNamespace(OTHER="other"))
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.schedule_policy", policy)
+    adder: Any = SimpleNamespace(can_run_list=[])
+
+    def add(given: Any, req: Any, *, has_chunked_req: bool) -> str:
+        assert given is adder
+        assert not has_chunked_req
+        adder.can_run_list.append(req)
+        return "added"
+
+    kinds = [first, first, [[0.5]] if first is None else None, first]
+    reqs: list[Any] = [SimpleNamespace(input_embeds=embeds) for embeds in kinds]
+    said = [batches.keep_embeds_apart(add, adder, req, has_chunked_req=False) for req in reqs]
+    assert said == ["added", "added", "other", "added"]
+    assert adder.can_run_list == [reqs[0], reqs[1], reqs[3]]
+
+
+@pytest.mark.parametrize(
+    ("embeds", "dtype", "why"),
+    [
+        (None, torch.float32, None),
+        ([[0.5, 1.0], [0.0, 0.5]], torch.bfloat16, None),
+        ([[0.5, 1.0], [0.0]], torch.bfloat16, "must have 2 values each"),
+        ([[0.5, 1.0, 0.5]], torch.bfloat16, "must have 2 values each"),
+        ([[0.5, 1.0]], torch.float32, "the model has float32"),
+    ],
+)
+def test_embeddings_that_the_model_cannot_read_are_refused(
+    embeds: Any, dtype: torch.dtype, why: str | None
+) -> None:
+    manager: Any = SimpleNamespace(model_config=SimpleNamespace(dtype=dtype, hidden_size=2))
+    request: Any = SimpleNamespace(input_embeds=embeds)
+    if why is None:
+        batches.check_embeds(manager, request, [1, 2])
+        return
+    with pytest.raises(ValueError, match=f"^input_embeds: .*{why}"):
+        batches.check_embeds(manager, request, [1, 2])
