@@ -23,6 +23,8 @@ STATEFUL = (
 MOST_STOPS = 32  # SGLang's MAX_STOP_COUNT and MAX_STOP_REGEX_COUNT
 LONGEST_STOP = 128  # characters
 MOST_VALUES = 4096
+# SGLang divides logits by it, and then by the temperature; below, a float32 overflows.
+LEAST_REPETITION = 1 / HIGHEST_REAL
 
 
 class Reason(NamedTuple):
@@ -62,8 +64,7 @@ def too_large(sampling: Sampling) -> Iterator[Reason]:
 
 def invalid(sampling: Sampling) -> Iterator[Reason]:
     """Yields each value that is invalid, or contradicts another, whatever the engines."""
-    if sampling.temperature > HIGHEST_REAL:
-        yield Reason("temperature", f"must be at most {HIGHEST_REAL:g}")
+    yield from _overflowing(sampling)
     if sampling.top_k == 0:
         yield Reason("top_k", "must be -1 (off) or at least 1")
     if sampling.min_new_tokens > sampling.max_new_tokens:
@@ -88,6 +89,14 @@ def invalid(sampling: Sampling) -> Iterator[Reason]:
         yield Reason("", why)
     if ORIGIN in sampling.custom_params:
         yield Reason("custom_params", f"the key {ORIGIN!r} is reserved for seer-sgl")
+
+
+def _overflowing(sampling: Sampling) -> Iterator[Reason]:
+    """Yields each value beyond which SGLang's arithmetic of logits is not finite."""
+    if sampling.temperature > HIGHEST_REAL:
+        yield Reason("temperature", f"must be at most {HIGHEST_REAL:g}")
+    if sampling.repetition_penalty < LEAST_REPETITION:
+        yield Reason("repetition_penalty", f"must be at least {LEAST_REPETITION:g}")
 
 
 def uncompilable(json_schema: str | None, structural_tag: str | None) -> Iterator[Reason]:

@@ -141,7 +141,11 @@ def _sampling(params: SamplingFields, engines: Sequence[EngineInfo]) -> Iterator
         if token < 0 or (vocab_size is not None and token >= vocab_size):
             yield Reason("stop_token_ids", f"token id {token} is outside the vocabulary")
     regexes, custom = params.stop_regex or [], params.custom_params or {}
-    yield from invalid(Sampling(stop_regex=regexes, custom_params=custom))
+    given = params.repetition_penalty or 0.0
+    repetition = given if given > 0 else 1.0  # SGLang itself refuses others
+    yield from invalid(
+        Sampling(stop_regex=regexes, custom_params=custom, repetition_penalty=repetition)
+    )
     yield from uncompilable(params.json_schema, params.structural_tag)
 
 

@@ -48,6 +48,7 @@ def test_a_client_has_so_much_sent_with_every_chunk(
     ("key", "value", "why"),
     [
         ("temperature", 1e21, "must be at most 1e+20"),
+        ("repetition_penalty", 1e-21, "must be at least 1e-20"),
         ("logit_bias", {"5": -1e21}, "must be at most 1e+20 either way"),
         ("logit_bias", {"-5": 1.0}, "'-5' is not a token id"),
         ("stop", ["a", ""], "an empty stop string"),

@@ -43,6 +43,7 @@ def refused(fields: dict[str, Any]) -> str | None:
         ([5], {"stop_token_ids": [VOCABULARY]}, "stop_token_ids"),
         ([5], {"stop_token_ids": [-1], "min_new_tokens": 1}, "stop_token_ids"),
         ([5], {"stop": ["x" * 10_000_000]}, "stop"),
+        ([5], {"repetition_penalty": 1e-40}, "repetition_penalty"),
         ([5], {"logit_bias": {"5": None}}, "logit_bias"),
         ([5], {"logit_bias": {"5": 1e300}}, "logit_bias"),
         ([5], {"logit_bias": [1]}, "logit_bias"),
@@ -111,7 +112,9 @@ def test_log_probabilities_that_end_an_engine_are_refused() -> None:
     [
         {"max_new_tokens": 0, "min_new_tokens": 0, "top_k": -1, "min_p": 0.0},
         {"stop_regex": ["\\n\\n+Q: \\d+", "(END|STOP)+", "a{1,3}b+"], "logit_bias": {"5": -1.5}},
-        {"temperature": -1.0, "top_p": 7.0},
+        {"temperature": -1.0, "top_p": 7.0, "repetition_penalty": -1.0},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": 1e-20},
         dict.fromkeys(SamplingFields.__struct_fields__),
         None,
     ],
