@@ -14,8 +14,9 @@ from tests.e2e.conftest import MODEL
 from tests.fake_sglang import VOCAB, FakeSGLang
 
 CHAT_PROMPT = [1, 20, 21]
-PATHS = tuple(
-    f"/v1/{name}" for name in ("completions", "chat/completions", "messages", "embeddings", "score")
+PATHS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/messages"),
+    *("/v1/embeddings", "/v1/score", "/encode"),
 )
 
 

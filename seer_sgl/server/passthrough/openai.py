@@ -35,6 +35,8 @@ OTHERS = ("text", "input_ids", "input_embeds", "sampling_params", "return_logpro
 SPACES = "spaces_between_special_tokens"  # SGLang takes it from the variables of a chat template
 COMPLETIONS, MESSAGES, RESPONSES = "/v1/completions", "/v1/messages", "/v1/responses"
 CHATS = ("/v1/chat/completions", "/invocations")
+# Their prompts are texts or token ids in `input`; those of ENCODED are like those of `/generate`.
+EMBEDDED, ENCODED = ("/v1/embeddings", "/v1/classify"), ("/encode", "/classify")
 # Fields of other paths that SGLang does not read on one: they must not hide those that it reads.
 _NOT_OF_CHATS = ("prompt", "max_output_tokens", "stop_sequences")
 UNREAD: Mapping[str, tuple[str, ...]] = {
@@ -51,6 +53,8 @@ UNREAD: Mapping[str, tuple[str, ...]] = {
         *("prompt", "input_ids", "rid", "stop_sequences", "logprobs"),
         *("max_completion_tokens", "max_tokens"),
     ),
+    **dict.fromkeys(EMBEDDED, ("prompt", "input_ids")),
+    **dict.fromkeys(ENCODED, ("prompt",)),
 }
 
 
@@ -172,7 +176,12 @@ def refuse_crashing(service: Service, path: str, given: dict[str, Any]) -> None:
     likeliest, logprobs = given.get("top_logprobs"), given.get("logprobs")
     if likeliest is None and not isinstance(logprobs, bool):
         likeliest = logprobs  # of a completion: their number
+    if path in EMBEDDED:
+        given = {**given, "prompt": _ids_or_texts(given.get("input"))}
     fields |= _prompt(given) | {"sampling_params": params, "return_logprob": bool(logprobs)}
+    if path in ENCODED:
+        fields["text"] = _ids_or_texts(given.get("text"), pairs=True)
+        fields["sampling_params"] = given.get("sampling_params")
     if likeliest is not None:
         fields["top_logprobs_num"] = likeliest
     for name, why in crashing(fields, service.infos()):
@@ -205,8 +214,21 @@ def _prompt(given: dict[str, Any]) -> dict[str, Any]:
     return {"text" if isinstance(first, str) else "input_ids": prompt}
 
 
+def _ids_or_texts(given: Any, *, pairs: bool = False) -> Any:
+    """Returns inputs to embed; with a text in place of each that is neither a text nor token ids.
+
+    pairs: a list in it has two texts.
+    """
+    first = given[0] if isinstance(given, list) and given else None
+    if isinstance(first, dict) or (pairs and isinstance(first, list)):
+        return [""] * len(given) if pairs or len(given) > 1 else ""
+    return given
+
+
 def _given_name(sglang: str, path: str, given: dict[str, Any]) -> str:
     """Returns the name that the client has given to a field of SGLang."""
+    if sglang == "input_ids" and path in EMBEDDED:
+        return "input"
     if sglang == "input_ids" and "input_ids" not in given:
         return "prompt"
     logprobs = "top_logprobs" if given.get("top_logprobs") is not None else "logprobs"

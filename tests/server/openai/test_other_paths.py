@@ -62,6 +62,38 @@ async def test_token_ids_to_score_are_those_of_the_model(
         assert (status, reply["message"][: len(why)]) == (400, why)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "why"),
+    [
+        ("/v1/embeddings", {"input": [5, 100]}, "input: token id 100 is outside"),
+        ("/v1/embeddings", {"input": [[5], [100]], "prompt": "a"}, "input: token id 100 is"),
+        ("/v1/classify", {"input": [100], "input_ids": [5]}, "input: token id 100 is"),
+        ("/encode", {"input_ids": [100], "prompt": "a"}, "input_ids: token id 100 is outside"),
+        ("/classify", {"text": "a", "sampling_params": {"stop": [5]}}, "stop: expected"),
+        ("/v1/embeddings", {"input": "a"}, None),
+        ("/v1/embeddings", {"input": ["a", "b"], "rid": ["x", "y"], "prompt": [5]}, None),
+        ("/v1/embeddings", {"input": [{"text": "a"}], "rid": "x"}, None),
+        ("/v1/embeddings", {"input": [{"text": "a"}, {"text": "b"}], "rid": ["x", "y"]}, None),
+        ("/encode", {"text": [["a", "b"]], "is_cross_encoder_request": True}, None),
+        ("/encode", {"text": ["a", "b"], "rid": ["x", "y"], "sampling_params": [{}, {}]}, None),
+        ("/encode", {"input_ids": [5], "sampling_params": {"n": 1}}, None),
+        ("/encode", {"text": "a"}, None),
+    ],
+)
+async def test_token_ids_to_embed_are_those_of_the_model(
+    path: str, fields: dict[str, Any], why: str | None
+) -> None:
+    fake = ChatFake()
+    async with served(fake) as it:
+        for each in it.service.fleet.engines:
+            each._info = msgspec.structs.replace(each.info, vocab_size=100)
+        status, reply = await it.post(path, **fields)
+    if why is None:
+        assert (status, reply) == (200, {"undivided": fields})
+    else:
+        assert (status, reply["message"][: len(why)]) == (400, why)
+
+
 @pytest.mark.parametrize("more", [{}, {"item_first": True}])
 async def test_a_text_to_score_has_a_token(tmp_path: Path, more: dict[str, Any]) -> None:
     fake = ChatFake()
