@@ -1,4 +1,4 @@
-"""Requests of one batch that SGLang reads together: what one of them has must not fail all.
+"""What one request has must not fail all: SGLang reads the requests of a batch together.
 
 SGLang's scheduler and the process that answers its clients end at any error, and with them the
 server for all clients.
@@ -6,13 +6,15 @@ server for all clients.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .hook import TOKENIZER_MANAGER, Hook
+from .hook import REQ, TOKENIZER_MANAGER, Hook
 from .sglang_types import (
     SglBatchOutput,
     SglGenerateReq,
+    SglImages,
     SglPrefillAdder,
     SglReq,
     SglTokenizerManager,
@@ -55,6 +57,14 @@ def hooks() -> list[Hook]:
             "SGLang gives the model embeddings of any width, and of bfloat16 to one of another "
             "type; both fail in the scheduler.",
             "SGLang refuses embeddings that its model cannot read.",
+        ),
+        Hook(
+            f"{REQ}.extend_image_inputs",
+            forget_images,
+            "around",
+            "SGLang gives a turn that its session refuses the images of the turn, although it has "
+            "put a prompt of one token in place of the turn's own, and fails.",
+            "SGLang leaves the images of a refused turn out.",
         ),
     ]
 
@@ -117,3 +127,15 @@ def check_embeds(
         raise ValueError(f"input_embeds: SGLang makes them bfloat16; the model has {kind}")
     if any(len(row) != width for row in embeds):
         raise ValueError(f"input_embeds: must have {width} values each, as those of the model")
+
+
+def forget_images(stock: Callable[..., None], req: SglReq, image_inputs: SglImages) -> None:
+    """Hook around `Req.extend_image_inputs`: leaves the images of a refused turn out.
+
+    Its prompt has one token by now, for which SGLang may have put that of an image.
+    """
+    if req.to_finish is None:
+        stock(req, image_inputs)
+        return
+    image_inputs.release_features()
+    req.origin_input_ids = array("q", [0])

@@ -557,3 +557,9 @@ class SglPrefillAdder(Protocol):
     """sglang.srt.managers.schedule_policy.PrefillAdder"""
 
     can_run_list: list[SglReq]  # of the next batch
+
+
+class SglImages(Protocol):
+    """sglang.srt.managers.schedule_batch.MultimodalInputs"""
+
+    def release_features(self) -> None: ...

@@ -1,6 +1,7 @@
 """A request does not end the engine for the others of its batch."""
 
 import sys
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,3 +83,17 @@ def test_embeddings_that_the_model_cannot_read_are_refused(
         return
     with pytest.raises(ValueError, match=f"^input_embeds: .*{why}"):
         batches.check_embeds(manager, request, [1, 2])
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_turn_that_its_session_refuses_has_no_images(refused: bool) -> None:
+    released: list[bool] = []
+    images: Any = SimpleNamespace(release_features=lambda: released.append(True))
+    req: Any = SimpleNamespace(
+        to_finish=object() if refused else None, origin_input_ids=array("q", [1 << 30])
+    )
+    extended: list[Any] = []
+    batches.forget_images(lambda *given: extended.append(given), req, images)
+    assert extended == ([] if refused else [(req, images)])
+    assert released == [True] * refused
+    assert req.origin_input_ids.tolist() == [0 if refused else 1 << 30]
