@@ -41,6 +41,9 @@ def crashing(fields: Mapping[str, Any], engines: Sequence[EngineInfo]) -> Iterat
         yield mistyped(error)
         return
     prompts = _prompts(request)
+    session = request.session_params
+    if [*prompts] == ["input_embeds"] and session is not None and session.id is not None:
+        yield Reason("input_embeds", "a session of SGLang has token ids only")
     for name, count in prompts.items():
         if count == 0:
             yield Reason(name, "empty prompt" if name == "input_ids" else "no prompt")

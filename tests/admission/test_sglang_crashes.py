@@ -90,6 +90,7 @@ def test_what_ends_an_engine_is_refused_by_name(
         ({"input_embeds": []}, "input_embeds"),
         ({"input_embeds": [[0.5], [0.5, 0.5]]}, "input_embeds"),
         ({"input_embeds": [[[0.5]], []]}, "input_embeds"),
+        ({"input_embeds": [[0.5]], "session_params": {"id": "s"}}, "input_embeds"),
     ],
 )
 def test_fields_that_do_not_fit_one_another_are_refused(fields: dict[str, Any], named: str) -> None:
