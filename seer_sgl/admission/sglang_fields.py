@@ -75,7 +75,6 @@ class GenerateFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
-    mm_hashes: list[str | list[str]] | None = None
     mm_content_hashes: list[str | list[str | None] | None] | None = None
     use_audio_in_video: bool | None = None
     video_config: dict[str, Any] | None = None
@@ -133,8 +132,9 @@ INTERNAL = (
     *("decode_tp_size", "disagg_prefill_dp_rank", "need_wait_for_mm_inputs", "encoder_urls"),
     *("num_items_assigned", "multi_item_delimiter_indices", "token_indices_to_pool"),
 )
-# Fields with a trace or a time of another process. Engines do without them.
-DROPPED = ("received_time", "external_trace_header")
+# Fields with a trace or a time of another process, and names of images: SGLang finds the KV of an
+# image by a name that a client gives, whatever the image. Engines do without them.
+DROPPED = ("received_time", "external_trace_header", "mm_hashes")
 # Fields of which a batch may have one value per prompt, and a single prompt may not.
 PER_PROMPT = (
     *("rid", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_sampling_mask"),

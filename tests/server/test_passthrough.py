@@ -157,6 +157,12 @@ async def test_other_fields_that_have_no_value_are_not_sent_on(it: Served, fakes
     assert "n" not in sent["sampling_params"], "SGLang fails with null"
 
 
+def test_no_client_names_the_kv_of_its_images() -> None:
+    given = {"input_ids": [5], "image_data": ["data:,"], "mm_hashes": ["ff"]}
+    sent = passthrough_body(json.dumps(given).encode(), [info("e0")], PromptTexts(None, 1000)).body
+    assert json.loads(sent).keys() & given.keys() == {"input_ids", "image_data"}
+
+
 def test_a_number_that_names_a_session_is_sent_on_as_a_text() -> None:
     body = json.dumps({"input_ids": [5], "session_id": 7}).encode()
     sent = passthrough_body(body, [info("e0")], PromptTexts(None, 1000)).body
