@@ -17,6 +17,7 @@ from .sglang_types import (
     SglImages,
     SglPrefillAdder,
     SglReq,
+    SglSamplingInfo,
     SglTokenizerManager,
 )
 
@@ -70,14 +71,16 @@ def hooks() -> list[Hook]:
 
 
 def leave_a_token(
-    result: torch.Tensor, _sampler: object, logits: torch.Tensor, *_: object, **__: object
+    result: torch.Tensor, _sampler: object, logits: torch.Tensor, sampling_info: SglSamplingInfo
 ) -> torch.Tensor:
     """Hook after `Sampler._preprocess_logits`: allows token 0 in a row of a batch that allows none.
 
-    Its grammar then refuses the token, and SGLang ends that request alone. logits: [rows,
-    vocabulary].
+    Its grammar then refuses the token, and SGLang ends that request alone. Only the penalty of
+    `min_new_tokens` excludes the last tokens of a row. logits: [rows, vocabulary].
     """
-    if logits.numel():
+    penalties = sampling_info.penalizer_orchestrator  # None in a step that overlaps another
+    penalized = sampling_info.acc_additive_penalties is not None
+    if logits.numel() and (penalized or (penalties and penalties.is_required)):
         excluded = logits.amax(dim=-1, keepdim=True) == -float("inf")
         logits[:, :1].masked_fill_(excluded, 0.0)
     return result

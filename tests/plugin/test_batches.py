@@ -14,12 +14,17 @@ NO = -torch.inf
 
 
 def test_a_row_without_any_token_may_draw_the_first_and_others_are_unchanged() -> None:
+    info: Any = SimpleNamespace(penalizer_orchestrator=None, acc_additive_penalties=None)
     logits = torch.tensor([[NO, NO, NO], [NO, 2.0, NO], [1.0, 0.0, NO]])
-    assert batches.leave_a_token(logits, None, logits, None) is logits
+    before = logits.clone()
+    assert batches.leave_a_token(logits, None, logits, info) is logits
+    assert torch.equal(logits, before)  # without a minimum length nothing is looked at
+    info.penalizer_orchestrator = SimpleNamespace(is_required=True)
+    assert batches.leave_a_token(logits, None, logits, info) is logits
     assert logits.tolist() == [[0.0, NO, NO], [NO, 2.0, NO], [1.0, 0.0, NO]]
     assert torch.softmax(logits, dim=-1)[0].tolist() == [1.0, 0.0, 0.0]
     nothing = torch.empty(0, 3)  # an idle rank
-    assert batches.leave_a_token(nothing, None, nothing, sampling_info=None) is nothing
+    assert batches.leave_a_token(nothing, None, nothing, sampling_info=info) is nothing
 
 
 def test_no_masks_are_made_up_where_none_or_all_requests_have_some() -> None:
