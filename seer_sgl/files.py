@@ -60,6 +60,13 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
+def refuse_pipe(path: Path) -> None:
+    """Raises ConfigError for a pipe, where a file is read more than once: its begin would be
+    missing the second time."""
+    if path.is_fifo():
+        raise ConfigError(f"{path}: a pipe, which can be read only once; write it to a file first")
+
+
 class FileReserve:
     """Open descriptors that keep room for files that are opened later, when sockets may have taken
     all others. Raises OSError."""

@@ -25,7 +25,7 @@ from seer_sgl.bounds import Int64, Natural, TokenId
 from seer_sgl.config import plain
 from seer_sgl.config.reading import read_tree
 from seer_sgl.errors import ConfigError
-from seer_sgl.files import numbered_lines
+from seer_sgl.files import numbered_lines, refuse_pipe
 from seer_sgl.rollout.jsonl import decoded
 from seer_sgl.sampling import NEUTRAL, Sampling
 from seer_sgl.traces.slime_dump import IMAGES, SlimeSample, is_dump, read_dump
@@ -91,6 +91,7 @@ def read_samples(path: Path, wanted: int, seed: int, sampling: Sampling) -> Samp
     """
     draw = random.Random(seed)
     try:
+        refuse_pipe(path)
         if is_dump(path):
             return _of_dump(path, wanted, draw, sampling)
         return _of_lines(path, wanted, draw, sampling)

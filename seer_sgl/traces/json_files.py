@@ -7,6 +7,7 @@ tools/trace_timeline_viewer.py makes of a debug dump (`_build_cache_data`; attri
 `build_sglang_meta_trace_attrs` in slime/observability/trace_utils.py, THUDM/slime 624b824).
 """
 
+import codecs
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,10 +81,15 @@ class Timeline(msgspec.Struct):
     rows: list[TimelineRow]
 
 
+def _content(path: Path) -> bytes:
+    """Returns a file without the mark that some editors write at the start of UTF-8."""
+    return path.read_bytes().removeprefix(codecs.BOM_UTF8)
+
+
 def read_requests(path: Path, source: str) -> Imported:
     """Returns the responses of inference-perf."""
     decoder = msgspec.json.Decoder(list[PerfRequest])
-    requests = decoded(path.read_bytes(), f"{source}: {path}", decoder)
+    requests = decoded(_content(path), f"{source}: {path}", decoder)
 
     def responses() -> Iterator[TracedResponse]:
         for number, request in enumerate(requests):
@@ -113,7 +119,7 @@ def read_requests(path: Path, source: str) -> Imported:
 def read_timeline(path: Path, source: str) -> Imported:
     """Returns the responses of a trace timeline of slime."""
     decoder = msgspec.json.Decoder(Timeline)
-    timeline = decoded(path.read_bytes(), f"{source}: {path}", decoder)
+    timeline = decoded(_content(path), f"{source}: {path}", decoder)
 
     def responses() -> Iterator[TracedResponse]:
         for number, row in enumerate(timeline.rows):

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from seer_sgl.errors import ConfigError
+from seer_sgl.files import numbered_lines, refuse_pipe
 
 from . import json_files, plain_files, rl_lines, slime_dump
 from .rl_lines import Count
@@ -38,6 +39,7 @@ def read_trace(
 
 
 def _imported(path: Path, source: str, count: Count | None) -> Imported:
+    refuse_pipe(path)
     with path.open("rb") as file:
         if file.read(len(GZIP)) == GZIP:
             raise ConfigError(f"{source}: {path}: compressed with gzip; gunzip it first")
@@ -56,8 +58,7 @@ def _imported(path: Path, source: str, count: Count | None) -> Imported:
 
 
 def _first_line(path: Path) -> bytes:
-    with path.open("rb") as lines:
-        return next((line.strip() for line in lines if line.strip()), b"")
+    return next((line.strip() for _, line in numbered_lines(path)), b"")
 
 
 def _keys(line: bytes) -> set[str]:

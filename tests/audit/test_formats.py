@@ -1,6 +1,7 @@
 """The files that an audit reads: their fields, and the errors of invalid ones."""
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -70,6 +71,12 @@ def test_an_invalid_line_is_named_with_its_reason(tmp_path: Path, line: str, mes
         read(path)
     assert f"{path}:2: " in str(error.value)
     assert message in str(error.value)
+
+
+def test_a_pipe_is_refused_instead_of_read_from_its_middle(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe: a pipe, which can be read only once"):
+        read(tmp_path / "pipe")
 
 
 def test_missing_and_empty_files_are_one_line(tmp_path: Path) -> None:

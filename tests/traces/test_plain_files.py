@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,33 @@ def test_prompts_of_all_groups_are_bounded(tmp_path: Path, monkeypatch: pytest.M
     path.write_text("a,10,60\na,10,60\nb,10,60\n")
     with pytest.raises(ConfigError, match=r"t.csv:3: prompt_tokens: 120 tokens in all prompts"):
         read_trace(path)
+
+
+def test_a_pipe_is_refused_instead_of_read_from_its_middle(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe: a pipe, which can be read only once"):
+        read_trace(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('{"input": "a", "output": "b", "score": 1, "step": 1}', "veRL's rollout data"),
+        ('{"group": "a", "prompt_len": 3, "out_lens": [5]}', "a trace of tpu-inference"),
+        ('[{"request": "a", "info": {"response_metrics": {"output_tokens": 5}}}]', "inference-"),
+        (
+            '{"cache_version": 1, "rows": [{"sample_index": 0, "group_index": 0, "items": '
+            '[{"attrs": {"end_attrs": {"completion_tokens": 4}}}]}]}',
+            "slime's trace timeline",
+        ),
+    ],
+)
+def test_every_format_of_text_may_have_a_byte_order_mark(
+    tmp_path: Path, text: str, kind: str
+) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(f"\ufeff{text}", encoding="utf-8")
+    assert read_trace(path).format.startswith(kind)
 
 
 def test_a_compressed_file_is_named(tmp_path: Path) -> None:
