@@ -87,12 +87,16 @@ def read_csv(path: Path, source: str) -> Imported:
 
 def _of_csv(path: Path, source: str) -> Iterator[TracedResponse]:
     names: tuple[str, ...] | None = None
+    longest: int | None = None  # cells of a row, where columns have no names
     for place, cells in _rows(path, source):
         if names is None:
-            names = _named(cells)
+            names = _named(cells, place)
             if names is not None:
                 continue
             names = _by_position(cells, place)
+            longest = len(names)
+        if longest is not None and any(cells[longest:]):
+            raise ConfigError(f"{place}: {len(cells)} columns, and the first row has no names")
         values = dict(zip(names, cells, strict=False))
         yield TracedResponse(
             place=place,
@@ -103,9 +107,12 @@ def _of_csv(path: Path, source: str) -> Iterator[TracedResponse]:
 
 
 def _rows(path: Path, source: str) -> Iterator[tuple[str, list[str]]]:
-    """Yields the place and the cells of each row that is not empty."""
+    """Yields the place and the cells of each row that is not empty.
+
+    Bytes that are not UTF-8 are escaped, so that no two names become one.
+    """
     csv.field_size_limit(LONGEST_CELL)
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+    with path.open(newline="", encoding="utf-8-sig", errors="backslashreplace") as file:
         rows = csv.reader(file)
         try:
             for row in rows:
@@ -116,13 +123,21 @@ def _rows(path: Path, source: str) -> Iterator[tuple[str, list[str]]]:
             raise ConfigError(f"{source}: {path}:{rows.line_num}: {error}") from error
 
 
-def _named(first: list[str]) -> tuple[str, ...] | None:
-    """Returns the names of the columns, if the first row has them; None if it names no length."""
+def _named(first: list[str], place: str) -> tuple[str, ...] | None:
+    """Returns the names of the columns, if the first row has them; None if it names no length.
+
+    Raises ConfigError for two columns of one name, of which one would be taken unasked.
+    """
     cells = [cell.lower() for cell in first]
     names = tuple(
         cell if OTHER_NAMES.get(cell) in cells else OTHER_NAMES.get(cell, cell) for cell in cells
     )
-    return names if "length" in names else None
+    if "length" not in names:
+        return None
+    for name in COLUMNS:
+        if names.count(name) > 1:
+            raise ConfigError(f"{place}: {names.count(name)} columns named {name}")
+    return names
 
 
 def _by_position(first: list[str], place: str) -> tuple[str, ...]:

@@ -112,8 +112,9 @@ def _check_size(response: TracedResponse) -> None:
 
 def _key(response: TracedResponse, number: int) -> str:
     if response.group is not None:
-        return response.group
-    # No group of the file has this name, so that none gets responses that are not its own.
+        # No group of the file has a name of ours, so that none gets responses that are not its own.
+        ours = response.group.startswith(("#", "[", "="))
+        return f"={response.group}" if ours else response.group
     return str(response.prompt_ids) if response.prompt_ids else f"#{number}"
 
 

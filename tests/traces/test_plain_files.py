@@ -107,6 +107,24 @@ def test_responses_without_a_group_are_counted_and_join_no_other(tmp_path: Path)
     assert "1 of 2 responses have no group: each response has a prompt of its own." in trace.assumed
 
 
+def test_names_in_another_encoding_stay_apart(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes("group,length\ngrün,10\ngrän,20\ngrün,30\n".encode("latin-1"))
+    assert [lengths for _, _, lengths in shape(read_trace(path))] == [[10, 30], [20]]
+
+
+def test_no_name_of_a_group_takes_responses_without_one(tmp_path: Path) -> None:
+    path = lines(
+        tmp_path / "t.jsonl",
+        {"group": "#1", "length": 5},
+        {"length": 6},
+        {"group": "[1]", "length": 7},
+        {"prompt_ids": [1], "length": 8},
+        {"group": "=#1", "length": 9},
+    )
+    assert [lengths for _, _, lengths in shape(read_trace(path))] == [[5], [6], [7], [8], [9]]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -190,6 +208,8 @@ def test_a_compressed_file_is_named(tmp_path: Path) -> None:
         ),
         ("t.csv", "a,12x\na,10\n", "t.csv:1: no column named length; columns: a, 12x"),
         ("t.csv", "1,2,3,4\n", "t.csv:1: no column named length"),
+        ("t.csv", "a,1000,20\na,2,500,20\n", "t.csv:2: 4 columns, and the first row has no na"),
+        ("t.csv", "length,group,length\n1,a,2\n", "t.csv:1: 2 columns named length"),
         ("t.csv", f"a,10\na,{'9' * 5000}\n", r"t.csv:2: length: '9{20}...' is not a number"),
         ("t.csv", "a,10\na,\u0661\n", "t.csv:2: length: .* is not a number of tokens"),
         ("t.csv", "a,10,2000000000\n", "t.csv:1: prompt_tokens: 2000000000 tokens; at most"),
