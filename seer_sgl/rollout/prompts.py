@@ -265,7 +265,10 @@ def _check_made(prompt: Prompt, place: str) -> None:
     if prompt.sampling is not None:
         if not isinstance(prompt.sampling, Sampling):
             raise PromptError(f"{place}: sampling: expected Sampling")
-        _check(prompt.sampling, place)
+        overridden(prompt.sampling, {}, place)  # a struct that Python made has any types
+    images = prompt.image_data
+    if not isinstance(images, tuple | list) or not all(isinstance(url, str) for url in images):
+        raise PromptError(f"{place}: image_data: expected a tuple of texts")
 
 
 def _check(sampling: Sampling, place: str) -> None:

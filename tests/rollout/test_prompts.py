@@ -5,6 +5,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,6 +176,11 @@ def test_python_objects() -> None:
         reader().convert([])
 
 
+def made(**fields: Any) -> Prompt:
+    """Returns a Prompt that Python made: nothing checks the types of its fields."""
+    return Prompt(prompt_id="p", prompt_ids=array("i", [1]), n=1, **fields)
+
+
 ITSELF: dict[str, Any] = {}
 ITSELF["me"] = [ITSELF]
 HALF = "half a pair: \ud800"
@@ -202,9 +208,15 @@ HALF = "half a pair: \ud800"
         Prompt(prompt_id="p", prompt_ids=array("i", [1]), n=1 << 40),
         Prompt(prompt_id="p", prompt_ids=[1], n=1),  # type: ignore[arg-type]
         Prompt(prompt_id="p", prompt_ids=array("q", [1]), n=1),
+        made(sampling=Sampling(temperature=np.float64(0.7))),
+        made(sampling=Sampling(max_new_tokens=20.0)),  # type: ignore[arg-type]
+        made(sampling=Sampling(stop_token_ids=[-1])),
+        made(sampling=Sampling(logit_bias={5: 1.0})),  # type: ignore[dict-item]
+        made(image_data=None),
+        made(image_data=5),
         7,
     ],
-    ids=range(20),
+    ids=range(26),
 )
 def test_python_objects_that_cannot_be_rolled_out_are_named(wrong: Any) -> None:
     with pytest.raises(PromptError, match=r"^prompts\[1\]: ") as raised:
