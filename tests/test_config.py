@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from seer_sgl import Rollout, Sampling
 from seer_sgl.benchmark.config import load_bench
 from seer_sgl.config import (
     Config,
@@ -17,6 +18,8 @@ from seer_sgl.config import (
     bytes_of,
     load,
     parse,
+    retyped,
+    with_values,
 )
 from seer_sgl.config.engines import KEYS, LAUNCHES
 from seer_sgl.errors import ConfigError
@@ -317,6 +320,17 @@ def test_a_config_of_python_is_read_back_from_its_plain_values() -> None:
         plain = msgspec.to_builtins(config)
         assert plain["engines"]["launch"] == engines.launch
         assert parse(plain) == config
+
+
+def test_values_of_wrong_types_in_a_config_of_python_are_named() -> None:
+    made = Config(model=ModelConfig(path="m"), sampling=Sampling(top_p=0.5))
+    assert retyped(made) == made
+    for key, value in (("sampling.max_new_tokens", 20.0), ("sampling.temperature", object())):
+        wrong = with_values(made, {key: value})
+        with pytest.raises(ConfigError, match=f"^{key}: expected "):
+            Rollout(wrong)
+    with pytest.raises(ConfigError, match="a config: expected a mapping, got int"):
+        Rollout(5)  # type: ignore[arg-type]
 
 
 def test_the_shipped_configs_are_valid() -> None:

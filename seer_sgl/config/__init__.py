@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from seer_sgl.errors import ConfigError
 
 from .engines import (
@@ -63,6 +65,7 @@ __all__ = [
     "place_of",
     "plain",
     "read_tree",
+    "retyped",
     "with_values",
 ]
 
@@ -92,3 +95,11 @@ def parse(tree: Mapping[str, Any], where: Mapping[str, str] | None = None) -> Co
     for key, problem in validate(config):
         raise ConfigError(f"{place_of(key, where or {})}{key}: {problem}")
     return config
+
+
+def retyped(config: Config) -> Config:
+    """Returns an equal Config, with values of the right types: a struct that Python made has any.
+
+    Raises ConfigError if a value has a wrong type.
+    """
+    return convert(msgspec.to_builtins(config, enc_hook=repr), {}, type(config))

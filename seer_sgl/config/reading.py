@@ -61,6 +61,8 @@ def read_tree(
 
 def convert(tree: Mapping[str, Any], where: Mapping[str, str], kind: type[Tree]) -> Tree:
     """Returns the tree as a config of type `kind`. Raises ConfigError with key and place."""
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"a config: expected a mapping, got {type(tree).__name__}")
     tree, where = _canonical(tree, where)
     if isinstance(tree.get("engines"), Mapping):
         tree = {**tree, "engines": _of_launch(tree["engines"], where)}

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from seer_sgl.admission.sampling import unservable
 from seer_sgl.backend.backend import Backend
-from seer_sgl.config import Config, StartedEngines, load, parse, with_values
+from seer_sgl.config import Config, StartedEngines, load, parse, retyped, with_values
 from seer_sgl.driver.checks import (
     check_engines,
     mismatches,
@@ -80,7 +80,7 @@ class Rollout:
     ) -> None:
         if isinstance(config, str | Path):
             config = load(Path(config))
-        config = config if isinstance(config, Config) else parse(config)
+        config = retyped(config) if isinstance(config, Config) else parse(config)
         if fleet is None:
             config = with_values(config, {"kv_pool": resolved(config.kv_pool)})
         self.config = config
