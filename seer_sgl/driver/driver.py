@@ -10,8 +10,8 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Self
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from typing import Any, Self
 
 import msgspec
 
@@ -344,8 +344,8 @@ class Driver:
         """Runs the loop and the monitor, until cancelled or until the monitor raises."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._loop.run())
-                tasks.create_task(self._monitor.run())
+                tasks.create_task(_endless(self._loop.run()))
+                tasks.create_task(_endless(self._monitor.run()))
         except* RolloutError as failures:
             error = first_error(failures)
             assert isinstance(error, RolloutError)
@@ -359,3 +359,17 @@ class Driver:
     def _end(self, error: RolloutError) -> None:
         if self._loop.error is None:
             self._loop.fail(error)
+
+
+async def _endless(work: Coroutine[Any, Any, None]) -> None:
+    """Awaits work that ends only when it is cancelled from outside.
+
+    An observer that raises CancelledError, for example from a future, would end it in silence.
+    """
+    try:
+        await work
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise RuntimeError("an observer raised CancelledError") from error

@@ -18,7 +18,7 @@ from seer_sgl.driver.stall import StallClock
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineStartError, RolloutError
 from seer_sgl.timing import Timing
-from seer_sgl.types import Failure, FailureKind, Group
+from seer_sgl.types import ChunkResult, Failure, FailureKind, Group
 from tests.fake_sglang import VOCAB, FakeSGLang
 from tests.garbage import GARBAGE
 from tests.support.fleets import PROMPTS, all_groups, check, rolling
@@ -289,6 +289,17 @@ async def test_a_program_error_in_the_loop_reaches_the_caller() -> None:
         rollout.driver._loop.flights._amend = lambda *_: 1 / 0  # type: ignore[assignment]
         with pytest.raises(RolloutError, match="the driver failed: ZeroDivisionError"):
             await asyncio.wait_for(all_groups(rollout), 60)
+
+
+async def test_an_observer_that_raises_what_cancels_leaves_no_caller_waiting() -> None:
+    class Cancelled(Observer):
+        @override
+        def grown(self, result: ChunkResult) -> None:
+            raise asyncio.CancelledError
+
+    async with rolling(FakeSGLang()) as rollout:
+        with pytest.raises(RolloutError, match="an observer raised CancelledError"):
+            await asyncio.wait_for(all_groups(rollout, Cancelled()), 60)
 
 
 def test_the_stall_clock_wants_work_and_no_movement() -> None:
