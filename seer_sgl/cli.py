@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .console import INTERRUPTED, LEVELS, WIDE, complain, flushed_output, log_to, open_console
+from .console import (
+    INTERRUPTED,
+    LEVELS,
+    WIDE,
+    complain,
+    flushed_output,
+    log_to,
+    open_console,
+    open_standard_files,
+)
 from .errors import ConfigError, SeerError
 
 if TYPE_CHECKING:
@@ -379,5 +388,6 @@ def exiting() -> Iterator[None]:
 
 def main() -> None:
     """Runs the command line."""
+    open_standard_files()
     with exiting():
         cli.main(standalone_mode=False)

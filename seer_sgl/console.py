@@ -49,6 +49,18 @@ class _StandardError(io.TextIOBase):
         return self._stream.fileno()
 
 
+def open_standard_files() -> None:
+    """Opens standard input, output and error if the parent closed them (`>&-`), to nowhere.
+
+    A file that is opened later would have their numbers, and receive what is printed.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 def open_console(wide: bool = False) -> "Console":
     """Returns a console on standard error. `wide`: use WIDE columns if it is not a terminal."""
     from rich.console import Console

@@ -56,6 +56,17 @@ def rollout(
     return call
 
 
+def test_a_command_runs_without_standard_output_and_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # as Python starts after `>&-`
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, "argv", ["seer-sgl", "rollout", "--config", "no.yaml"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+
+
 GOOD = ["--config", "c.yaml", "--prompts", "p.jsonl"]
 POOLED = ["--prompts", "p.jsonl", "--set", "model.path=model", "--set", "kv_pool.backend=mooncake"]
 LOCAL = ["--set", "model.path=model"]
