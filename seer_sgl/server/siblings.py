@@ -4,9 +4,13 @@ A wrong guess costs speed and never a token: a request keeps its own prompt, sam
 any group.
 """
 
+import itertools
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from seer_sgl.types import Group, Request
 
@@ -16,6 +20,8 @@ from .calls import Call
 # tokens of all its responses.
 MOST_SIBLINGS = 512
 MOST_NAMED = 2048  # the same limit for a group whose client gave its size
+MOST_CANDIDATES = 8  # groups that are compared with a call: its tokens are read for each
+FACTOR = 0x9E3779B97F4A7C15  # odd, so that none of its powers is 0 modulo 2 ** 64
 
 
 class OpenGroup:
@@ -56,9 +62,8 @@ class Siblings:
         self._interrupted_s = max(window_s, interrupted_s)
         self._open: dict[str, OpenGroup] = {}  # by uid
         self._by_id: dict[str, OpenGroup] = {}
-        # By length and checksum of the prompt and its images; equal prompts with different ids are
-        # kept apart.
-        self._by_prompt: dict[tuple[int, int], OpenGroup] = {}
+        # By checksum of the prompt and its images; equal prompts with different ids are kept apart.
+        self._by_prompt: dict[int, OpenGroup] = {}
         self._lengths: dict[int, int] = {}  # prompt length -> number of groups in `_by_prompt`
 
     def __len__(self) -> int:
@@ -83,9 +88,9 @@ class Siblings:
         if call.group_id is not None:
             self._by_id[call.group_id] = opened
         elif self._window_s > 0:
-            key = _key(group)
+            key, length = _key(group), len(group.prompt.prompt_ids)
             if key not in self._by_prompt:
-                self._lengths[key[0]] = self._lengths.get(key[0], 0) + 1
+                self._lengths[length] = self._lengths.get(length, 0) + 1
             self._by_prompt[key] = opened
         return opened
 
@@ -98,12 +103,12 @@ class Siblings:
         self._open.pop(opened.group.uid, None)
         if opened.group_id is not None and self._by_id.get(opened.group_id) is opened:
             del self._by_id[opened.group_id]
-        key = _key(opened.group)
+        key, length = _key(opened.group), len(opened.group.prompt.prompt_ids)
         if self._by_prompt.get(key) is opened:
             del self._by_prompt[key]
-            self._lengths[key[0]] -= 1
-            if not self._lengths[key[0]]:
-                del self._lengths[key[0]]
+            self._lengths[length] -= 1
+            if not self._lengths[length]:
+                del self._lengths[length]
 
     def expired(self, now: float) -> list[OpenGroup]:
         """Returns the groups that were idle for their window and that no session holds."""
@@ -119,27 +124,25 @@ class Siblings:
     def _prefixes(self, call: Call) -> Iterator[OpenGroup]:
         """Yields the groups whose prompt is a prefix of the call's, the longest first."""
         ids = call.prompt_ids
-        view, checksum, start = memoryview(ids), _checksum(call.images.urls), 0
-        found = []
-        for length in sorted(length for length in self._lengths if length <= len(ids)):
-            checksum = zlib.crc32(view[start:length], checksum)
-            start = length
-            candidate = self._by_prompt.get((length, checksum))
-            if candidate is not None:
-                found.append(candidate)
-        return (group for group in reversed(found) if _begins_with(call, group.group))
+        lengths = np.sort(np.fromiter(self._lengths, np.intp))[::-1]
+        keys = _checksums(ids, call.images.urls)[lengths[lengths <= len(ids)] - 1].tolist()
+        found = filter(None, map(self._by_prompt.get, keys))
+        candidates = itertools.islice(found, MOST_CANDIDATES)
+        return (group for group in candidates if _begins_with(call, group.group))
 
 
-def _key(group: Group) -> tuple[int, int]:
-    ids, images = group.prompt.prompt_ids, group.prompt.image_data
-    return len(ids), zlib.crc32(memoryview(ids), _checksum(images))
+def _key(group: Group) -> int:
+    return int(_checksums(group.prompt.prompt_ids, group.prompt.image_data)[-1])
 
 
-def _checksum(images: Sequence[str]) -> int:
+def _checksums(ids: "array[int]", images: Sequence[str]) -> NDArray[np.uint64]:
+    """Returns the checksum of each prefix of a prompt with its images, the shortest first."""
     checksum = 0
     for image in images:
         checksum = zlib.crc32(image.encode(), checksum)
-    return checksum
+    values = np.frombuffer(ids, np.int32).astype(np.uint64) + np.uint64(1)
+    powers = np.cumprod(np.full(len(ids), FACTOR, np.uint64))
+    return np.cumsum(values * powers) ^ np.uint64(checksum)
 
 
 def _begins_with(call: Call, group: Group) -> bool:
