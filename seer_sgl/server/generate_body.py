@@ -157,10 +157,13 @@ class GenerateReader:
             _name(group_id) for group_id in _spread("group_id", request.group_id, len(prompts))
         ]
         own_session = _name(request.session_id)
+        distinct = {id(params): params for params in per_prompt}  # many prompts may share one
+        read = {key: self._sampling(params, experts) for key, params in distinct.items()}
         calls: list[Call] = []
         for number, (prompt, params) in enumerate(zip(prompts, per_prompt, strict=True)):
             found = images[number]
-            sampling, seed = self._sampling(params, len(prompt), found.tokens, experts)
+            sampling, seed = read[id(params)]
+            sampling = self._limited(sampling, params, len(prompt), found.tokens)
             group_id, size = group_ids[number], request.group_size
             if group_id is None and n > 1:
                 group_id, size = f"n/{uuid.uuid4().hex}", n
@@ -247,14 +250,8 @@ class GenerateReader:
         except TypeError as error:  # not all of them are numbers
             raise NotDivisible("input_ids") from error
 
-    def _sampling(
-        self, given: Parameters, prompt_len: int, image_tokens: int, experts: bool
-    ) -> tuple[Sampling, int | None]:
-        """Returns the sampling parameters and the seed of one response.
-
-        `image_tokens`: about how many tokens images add. Without a limit the response has what they
-        really leave, which the engine knows; a guess might end it earlier.
-        """
+    def _sampling(self, given: Parameters, experts: bool) -> tuple[Sampling, int | None]:
+        """Returns the sampling parameters and the seed of responses to any prompt."""
         params = {name: value for name, value in given.items() if value is not None}
         params.pop(N, None)
         if EXPERTS in params:  # ours; in SGLang it is a field of the request
@@ -266,9 +263,8 @@ class GenerateReader:
         seed = params.pop(SEED, None)
         if seed is not None and (type(seed) is not int or not 0 <= seed <= LARGEST_SEED):
             raise NotDivisible(SEED)
-        left = self._longest - prompt_len
-        unlimited = "max_new_tokens" in given and given["max_new_tokens"] is None
-        params.setdefault("max_new_tokens", max(1, left) if unlimited else DEFAULT_NEW_TOKENS)
+        unlimited = _is_unlimited(given)
+        params.setdefault("max_new_tokens", self._longest if unlimited else DEFAULT_NEW_TOKENS)
         try:
             sampling = msgspec.convert({**params, EXPERTS: experts}, Sampling)
         except msgspec.ValidationError as error:
@@ -283,10 +279,30 @@ class GenerateReader:
             raise NotDivisible(name or "sampling_params")
         if sampling.custom_params.get(TOP_P_IDS):
             raise NotDivisible("custom_params")
-        most = left if unlimited else left - image_tokens
+        return sampling, seed
+
+    def _limited(
+        self, sampling: Sampling, given: Parameters, prompt_len: int, image_tokens: int
+    ) -> Sampling:
+        """Returns the sampling parameters of a response to one prompt.
+
+        `image_tokens`: about how many tokens images add. Without a limit the response has what they
+        really leave, which the engine knows; a guess might end it earlier.
+        """
+        most = self._longest - prompt_len
+        if _is_unlimited(given):
+            sampling = msgspec.structs.replace(sampling, max_new_tokens=max(1, most))
+            if sampling.min_new_tokens > sampling.max_new_tokens:
+                raise NotDivisible("min_new_tokens")
+        else:
+            most -= image_tokens
         if prompt_len < 1 or sampling.max_new_tokens > most:
             raise NotDivisible("length")  # SGLang decides
-        return sampling, seed
+        return sampling
+
+
+def _is_unlimited(given: Parameters) -> bool:
+    return "max_new_tokens" in given and given["max_new_tokens"] is None
 
 
 def require_neutral(

@@ -6,18 +6,21 @@ import gc
 import itertools
 import math
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from seer_sgl.admission.sampling import Reason
 from seer_sgl.config import parse
 from seer_sgl.rollout.rollout import Rollout
+from seer_sgl.server import generate_body
 from seer_sgl.server.generate_body import GenerateReader
 from seer_sgl.server.passthrough.reasons import NotDivisible
 from seer_sgl.server.prompt_texts import PromptTexts
-from seer_sgl.types import Request
+from seer_sgl.types import Request, Sampling
 from tests.fake_sglang import FakeSGLang, serving
 from tests.server.chat_fake import model_folder
 from tests.server.helpers import CHUNK, BreakingOff, Fakes, Served, served, served_config, whole
@@ -231,6 +234,25 @@ def test_a_request_that_is_not_divided_names_the_field(fields: dict[str, Any], r
     with pytest.raises(NotDivisible) as raised:
         GenerateReader(PromptTexts(None, 1000), None).read(msgspec.json.encode(fields))
     assert raised.value.reason == reason
+
+
+def test_parameters_that_many_prompts_share_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[Sampling]()
+
+    def count(sampling: Sampling) -> Iterator[Reason]:
+        read.append(sampling)
+        return iter(())
+
+    monkeypatch.setattr(generate_body, "invalid", count)
+    prompts = [[1] * length for length in range(1, 33)]
+    reader = GenerateReader(PromptTexts(None, 1000), None)
+    fields = {"input_ids": prompts, "sampling_params": {"max_new_tokens": None}}
+    calls = reader.read(msgspec.json.encode(fields)).calls
+    assert len(read) == 1
+    assert [call.sampling.max_new_tokens for call in calls] == [*range(999, 967, -1)]
+    fields["sampling_params"] = {"max_new_tokens": None, "min_new_tokens": 980}
+    with pytest.raises(NotDivisible, match="min_new_tokens"):
+        reader.read(msgspec.json.encode(fields))
 
 
 @pytest.mark.parametrize(
