@@ -5,10 +5,11 @@ response: a pattern that backtracks for long stops all requests of the engine. T
 as characters ^ degree * choices, for the worst text.
 """
 
+import functools
 import re
 import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from itertools import islice
 from typing import Any
 
@@ -20,6 +21,8 @@ MOST_DEGREE = 2
 MOST_CHOICES = 64
 COUNTED_CHOICES = 10**9  # beyond, no number is kept: nested repetitions make ones of many gigabytes
 MOST_ITEMS = 512  # of a pattern; the reading of nested repetitions would take years
+MOST_CHARACTERS = 4096  # of a pattern: reading a megabyte takes seconds
+MOST_KNOWN = 1024  # patterns whose judgement is kept: a request that is not divided is read twice
 LATIN = [chr(code) for code in range(256)]
 CATEGORIES: Mapping[Any, Callable[[str], bool]] = {
     sre.CATEGORY_DIGIT: str.isdecimal,
@@ -36,13 +39,21 @@ Characters = frozenset[str]
 
 def redos_risk(pattern: str) -> str | None:
     """Returns why no engine should match a pattern; None if it may."""
+    if len(pattern) > MOST_CHARACTERS:
+        return f"more than {MOST_CHARACTERS} characters"
+    return _risk(pattern)
+
+
+@functools.lru_cache(MOST_KNOWN)
+def _risk(pattern: str) -> str | None:
     try:
         parsed = sre_parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         return f"no regular expression: {error}"
     alphabet = frozenset([*LATIN, *BEYOND, *_literals(parsed)])
     # Each part is compared with each of these.
-    work = _Work(alphabet, iter(range(MOST_ITEMS if len(alphabet) <= 2 * MOST_ITEMS else 0)))
+    left = iter(range(MOST_ITEMS if len(alphabet) <= 2 * MOST_ITEMS else 0))
+    work = _Work(alphabet, _cases(alphabet), left)
     try:
         work.sequence(parsed)
     except (_TooLong, RecursionError):
@@ -69,15 +80,19 @@ class _TooLong(Exception):
 
 class _Work:
     """The degree and the choices of what was read so far. `left`: an entry per item to be read.
+    `cases`: by each character, those of the alphabet that it is in some case.
 
     Two repetitions multiply the work unless their characters differ, or a character must come
     between them that one of them does not match.
     """
 
-    def __init__(self, alphabet: Characters, left: Iterator[int]) -> None:
+    def __init__(
+        self, alphabet: Characters, cases: Mapping[str, Characters], left: Iterator[int]
+    ) -> None:
         self.degree = 1
         self.choices = 1
         self._alphabet = alphabet
+        self._cases = cases
         self._left = left
         self._required: list[Characters] = []  # the characters that must come, in order
         # Each repetition so far, and how many characters must come before its end. The first one is
@@ -103,7 +118,7 @@ class _Work:
                     self.sequence(part)
 
     def _repeat(self, least: int, most: int, items: Any) -> None:
-        inner = _Work(self._alphabet, self._left)
+        inner = _Work(self._alphabet, self._cases, self._left)
         inner.sequence(items)
         if most > FEW:
             if inner.degree > 1 or inner.choices > 1:
@@ -164,33 +179,39 @@ class _Work:
         return self._characters(*first) if single else self._alphabet
 
     def _characters(self, kind: Any, value: Any) -> Characters:
-        found = {character for character in self._alphabet if _any_case(kind, value, character)}
+        """Returns the characters that an item matches in some case: a pattern may ignore it."""
+        matched = _matched(kind, value, self._cases.keys())
+        found = frozenset[str]().union(*(self._cases[character] for character in matched))
         if kind is sre.IN and any(item[0] is sre.RANGE and item[1][1] > 255 for item in value):
-            found.update(BEYOND)
-        return frozenset(found)
+            found = found.union(BEYOND)
+        return found
 
 
-def _any_case(kind: Any, value: Any, character: str) -> bool:
-    """Returns whether an item matches a character in some case: a pattern may ignore it."""
-    return any(_matches(kind, value, variant) for variant in {character, *character.swapcase()})
+def _cases(alphabet: Characters) -> Mapping[str, Characters]:
+    cases: dict[str, set[str]] = {}
+    for character in alphabet:
+        for variant in (character, *character.swapcase()):
+            cases.setdefault(variant, set()).add(character)
+    return {variant: frozenset(found) for variant, found in cases.items()}
 
 
-def _matches(kind: Any, value: Any, character: str) -> bool:
-    code = ord(character)
+def _matched(kind: Any, value: Any, characters: Set[str]) -> Set[str]:
+    """Returns which of the characters an item matches."""
     if kind is sre.LITERAL:
-        return bool(code == value)
+        return characters & {chr(value)}
     if kind is sre.NOT_LITERAL:
-        return bool(code != value)
+        return characters - {chr(value)}
     if kind is sre.RANGE:
-        return bool(value[0] <= code <= value[1])
+        return {character for character in characters if value[0] <= ord(character) <= value[1]}
     if kind is sre.CATEGORY:
-        return CATEGORIES[value](character)
+        return set(filter(CATEGORIES[value], characters))
     if kind is sre.IN:
-        found = any(
-            _matches(item[0], item[1], character) for item in value if item[0] is not sre.NEGATE
+        negated = value[0][0] is sre.NEGATE
+        found = set[str]().union(
+            *(_matched(item[0], item[1], characters) for item in value[negated:])
         )
-        return found != (value[0][0] is sre.NEGATE)
-    return True
+        return characters - found if negated else found
+    return characters
 
 
 def _literals(items: Any) -> set[str]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from seer_sgl.admission import redos
 from seer_sgl.admission.redos import redos_risk
 
 USUAL = [
@@ -44,9 +45,30 @@ def test_usual_patterns_may_be_matched(pattern: str) -> None:
         (MANY_WAYS, "ways to match one text"),
         (LONG, "more than 512 parts"),
         (["(?:" * 255 + "a" + "|)?" * 255], "too many levels"),
-        (["(", "[z-a]", "(" * 5000, "a{4294967296}"], "no regular expression"),
+        (["(", "[z-a]", "(" * 4000, "a{4294967296}"], "no regular expression"),
     ],
 )
 def test_patterns_that_would_hold_an_engine_are_refused(patterns: list[str], why: str) -> None:
     for pattern in patterns:
         assert why in (redos_risk(pattern) or ""), pattern
+
+
+def test_a_very_long_pattern_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(redos, "sre_parser")
+    assert "more than 4096 characters" in (redos_risk("a" * 4097) or "")
+
+
+def test_a_pattern_is_judged_once_and_a_letter_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+
+    class Cases(dict[str, frozenset[str]]):
+        def __getitem__(self, character: str) -> frozenset[str]:
+            nonlocal looked
+            looked += 1
+            return super().__getitem__(character)
+
+    cases = redos._cases
+    monkeypatch.setattr(redos, "_cases", lambda alphabet: Cases(cases(alphabet)))
+    for _ in range(2):
+        assert redos_risk(LETTERS[:500]) is None
+        assert looked == 500
