@@ -45,7 +45,9 @@ class Chats:
         body, service = await http.read(), self._service
         prompt_ids: list[int] | None = None
         try:
-            chat = read_openai(body, ChatBody, service.longest())
+            chat = await service.in_thread_if_long(
+                len(body), read_openai, body, ChatBody, service.longest()
+            )
             if any(name.lower().startswith(OWN) for name in http.headers):
                 raise NotDivisible("sglext")
             facts = await self._engines.facts()
@@ -57,7 +59,8 @@ class Chats:
             mode = None if reasoning is None else await reasoning.mode(chat)
             prompt_ids = await self._prompt(body, chat, facts, tokenizer)
             request = chat.request(prompt_ids, {**DEFAULTS, **(facts.defaults or {})})
-            batch = reader(service).batch(request, http.headers.get(SESSION_HEADER))
+            read, session_id = reader(service).batch, http.headers.get(SESSION_HEADER)
+            batch = await service.in_thread_if_long(len(body), read, request, session_id)
         except NotDivisible as error:
             known = None if prompt_ids is None else len(prompt_ids)
             return await send_openai(service, http, body, error.reason, known)

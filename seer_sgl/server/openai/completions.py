@@ -34,7 +34,9 @@ class Completions:
         """Answers a request like SGLang, divided if its fields allow it."""
         body, service = await http.read(), self._service
         try:
-            request = read_openai(body, CompletionBody, service.longest())
+            request = await service.in_thread_if_long(
+                len(body), read_openai, body, CompletionBody, service.longest()
+            )
             facts = await self._engines.facts()
             if facts.completion_template is not None:
                 raise NotDivisible("completion_template")

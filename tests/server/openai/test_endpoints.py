@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import pytest
 from seer_sgl.admission.sglang_crashes import crashing
 from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.server.errors import BadRequest
+from seer_sgl.server.generate_body import GenerateReader
+from seer_sgl.server.openai import chats, completions
 from seer_sgl.server.openai.bodies import ChatBody, CompletionBody, OpenAIBody, read_openai
 from seer_sgl.server.passthrough import openai
 from seer_sgl.server.service import THREAD_BYTES
@@ -137,6 +139,28 @@ async def test_a_long_body_that_passes_through_is_checked_in_a_thread(
     await it.ok(path, prompt=" w100", logprobs=3, user="x" * THREAD_BYTES)
     assert threads
     assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_a_long_body_that_is_divided_is_read_in_threads(
+    it: Served, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def noted(read: Callable[..., Any]) -> Callable[..., Any]:
+        def reading(*given: Any) -> Any:
+            threads.append(threading.current_thread())
+            return read(*given)
+
+        return reading
+
+    for module in (chats, completions):
+        monkeypatch.setattr(module, "read_openai", noted(read_openai))
+    monkeypatch.setattr(GenerateReader, "batch", noted(GenerateReader.batch))
+    await it.ok(path, **PROMPTS[path], max_tokens=2, user="x" * THREAD_BYTES)
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
+    assert it.service.passthrough.counts == {}
 
 
 @pytest.mark.parametrize(
