@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from seer_sgl.engine.answers import EngineAnswer, ask
+from seer_sgl.engine.answers import AnswerLate, EngineAnswer, ask
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineError
 from seer_sgl.rollout.reading import CHAT, Tokens
 from seer_sgl.server.decode import decode_fields
 from seer_sgl.server.errors import Unavailable
-from seer_sgl.server.service import Service
+from seer_sgl.server.service import THREAD_BYTES, Service
 
 from .defaults import sampling_defaults
 
@@ -76,13 +76,19 @@ class Engines:
     ) -> AsyncGenerator[tuple[HttpEngine, EngineAnswer], None]:
         """Yields one engine after the other, and its answer; those that do not answer are skipped.
 
-        Raises Unavailable if none answers.
+        A long body that one engine has not answered in time is not given to the next one: it may be
+        what holds the engine. Raises Unavailable then, and if none answers.
         """
         engines, turn, answers = self._service.serving(), next(self._turn), 0
         for number in range(len(engines)):
             engine = engines[(turn + number) % len(engines)]
             with contextlib.suppress(EngineError):
-                answer = await ask(engine, method, path, body)
+                try:
+                    answer = await ask(engine, method, path, body)
+                except AnswerLate as error:
+                    if len(body or b"") < THREAD_BYTES:
+                        raise
+                    raise Unavailable(str(error)) from error
                 answers += 1
                 yield engine, answer
         if not answers:

@@ -8,7 +8,11 @@ import msgspec
 import pytest
 from yarl import URL
 
+from seer_sgl.engine.answers import AnswerLate, EngineAnswer
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.server.openai import engines
 from seer_sgl.server.passthrough.other_paths import SHORT
+from seer_sgl.server.service import THREAD_BYTES
 from tests.server.chat_fake import ChatFake, model_folder
 from tests.server.helpers import served
 from tests.support.bodies import body
@@ -200,3 +204,20 @@ async def test_a_turn_of_a_session_of_sglang_is_a_response_in_progress() -> None
         fake.wake_stalled()
         assert (await first)[0] == 200
         assert not it.service.generation.in_progress
+
+
+@pytest.mark.parametrize(("size", "asked"), [(THREAD_BYTES, 1), (1, 2)])
+async def test_a_long_body_that_holds_one_engine_is_not_given_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, size: int, asked: int
+) -> None:
+    names = list[str]()
+
+    async def late(engine: HttpEngine, *_: object) -> EngineAnswer:
+        names.append(engine.info.engine_id)
+        raise AnswerLate("late", engine_id=engine.info.engine_id)
+
+    async with served(ChatFake(), ChatFake()) as it:
+        monkeypatch.setattr(engines, "ask", late)
+        status, _ = await it.post("/tokenize", prompt="x" * size)
+    assert status == 503
+    assert len(set(names)) == len(names) == asked
