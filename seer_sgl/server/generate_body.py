@@ -13,6 +13,7 @@ from seer_sgl.admission.sampling import invalid, too_large, undivided
 from seer_sgl.bounds import LARGEST_ID
 from seer_sgl.config.values import invalid_values
 from seer_sgl.rollout.images import MOST_OF_BODY, NO_IMAGES, ImageReader, Images
+from seer_sgl.rollout.message_parts import parts_of
 from seer_sgl.types import Sampling, token_array
 
 from .calls import Call
@@ -25,6 +26,8 @@ Ids = list[int]
 Parameters = dict[str, Any]
 DEFAULT_NEW_TOKENS = 128  # SGLang's SamplingParams.max_new_tokens
 MOST_RESPONSES = 4096  # of one request; rollouts are limited by server.max_requests only
+CHAT_CHARACTERS_PER_TOKEN = 64  # of the longest prompt; about sixteen times those of English
+LEAST_CHAT = 1 << 20  # characters that each chat may have; an engine reads them in a second
 LARGEST_SEED = (1 << 63) - 1
 # Beside Sampling: SGLang's parameters that this module reads, or whose default it takes.
 SEED, N = "sampling_seed", "n"
@@ -345,6 +348,20 @@ def require_few_ids(
     prompts = MOST_RESPONSES if first == b"[" else 1
     if count > MOST_EXCESS * longest * prompts:
         raise BadRequest(f"{name}: {count} tokens; the longest prompt has {longest - 1} tokens")
+
+
+def require_short_chat(messages: Any, longest: int, name: str = "messages") -> None:
+    """Raises BadRequest for a chat with far more text than a prompt of `longest` tokens has.
+
+    An engine would render and tokenize it for minutes, in which it answers nobody. A template may
+    leave most of a chat out. name: of the field, which may have another value than messages.
+    """
+    listed = messages if isinstance(messages, list) else ()
+    contents = [message.get("content") for message in listed if isinstance(message, dict)]
+    texts = [*contents, *(part.get("text") for part in parts_of(messages)), messages]
+    count = sum(len(text) for text in texts if isinstance(text, str))
+    if count > max(LEAST_CHAT, CHAT_CHARACTERS_PER_TOKEN * longest):
+        raise BadRequest(f"{name}: {count} characters; the longest prompt has {longest - 1} tokens")
 
 
 def _samples(parameters: list[Parameters]) -> int:

@@ -16,6 +16,7 @@ from seer_sgl.server.generate_body import (
     misread,
     require_few_ids,
     require_neutral,
+    require_short_chat,
 )
 from seer_sgl.server.passthrough.reasons import NotDivisible
 
@@ -235,7 +236,7 @@ DEFAULTS: Mapping[str, float] = {
 def read_openai(body: bytes, kind: type[T], longest: int) -> T:
     """Returns a decoded body. `longest`: the most tokens of a prompt and its response.
 
-    Raises NotDivisible, and BadRequest if it is not a JSON object or has far more token ids.
+    Raises NotDivisible, and BadRequest if it is not a JSON object or has far more tokens.
     """
     fields = decode_fields(body)
     for name in ("prompt", "input_ids"):
@@ -245,6 +246,8 @@ def read_openai(body: bytes, kind: type[T], longest: int) -> T:
         found = msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
         raise NotDivisible(misread(error)) from error
+    if isinstance(found, ChatBody):
+        require_short_chat(found.messages, longest)
     if ":" in found.model:
         raise NotDivisible("lora_path")  # SGLang reads `model:adapter`
     return found

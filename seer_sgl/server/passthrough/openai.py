@@ -14,7 +14,7 @@ from seer_sgl.rollout.images import ImageReader
 from seer_sgl.rollout.message_parts import with_data_urls
 from seer_sgl.server.decode import decode, decode_fields
 from seer_sgl.server.errors import BadRequest
-from seer_sgl.server.generate_body import require_few
+from seer_sgl.server.generate_body import require_few, require_short_chat
 from seer_sgl.server.json import dumps
 from seer_sgl.server.service import THREAD_BYTES, Service
 
@@ -37,6 +37,12 @@ COMPLETIONS, MESSAGES, RESPONSES = "/v1/completions", "/v1/messages", "/v1/respo
 CHATS = ("/v1/chat/completions", "/invocations")
 # Their prompts are texts or token ids in `input`; those of ENCODED are like those of `/generate`.
 EMBEDDED, ENCODED = ("/v1/embeddings", "/v1/classify"), ("/encode", "/classify")
+# Fields of which SGLang makes one prompt.
+CHAT_FIELDS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(CHATS, ("messages",)),
+    MESSAGES: ("system", "messages"),
+    RESPONSES: ("instructions", "input"),
+}
 # Fields of other paths that SGLang does not read on one: they must not hide those that it reads.
 _NOT_OF_CHATS = ("prompt", "max_output_tokens", "stop_sequences")
 UNREAD: Mapping[str, tuple[str, ...]] = {
@@ -157,11 +163,13 @@ def read_at(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_crashing(service: Service, path: str, given: dict[str, Any]) -> None:
-    """Raises BadRequest for a decoded body that would crash an engine: SGLang makes a request of
-    `/generate` of it, in which most fields keep their name.
+    """Raises BadRequest for a decoded body that would crash an engine, or hold it for minutes.
+    SGLang makes a request of `/generate` of it, in which most fields keep their name.
 
     `given`: the fields that SGLang reads at the path.
     """
+    for name in CHAT_FIELDS.get(path, ()):
+        require_short_chat(given.get(name), service.longest(), name)
     own = dict.fromkeys((*GenerateFields.__struct_fields__, *INTERNAL))
     fields = {name: given[name] for name in own if name in given and name not in OTHERS}
     params = {name: given[name] for name in SamplingFields.__struct_fields__ if name in given}

@@ -12,6 +12,7 @@ from seer_sgl.engine.answers import EngineAnswer, ask
 from seer_sgl.errors import EngineError
 from seer_sgl.server.decode import decode, decode_fields
 from seer_sgl.server.errors import BadRequest, Unavailable
+from seer_sgl.server.generate_body import require_short_chat
 from seer_sgl.server.json import dumps
 from seer_sgl.server.openai.engines import Engines
 from seer_sgl.server.openai.errors import with_errors
@@ -23,6 +24,8 @@ from .media import require_no_reference
 from .openai import MESSAGES, RESPONSES, read_at, refuse_crashing, tokens_of
 
 SCORE = "/v1/score"
+# Bytes of a body that only a tokenizer process reads: about 16 s, in which it does nothing else.
+MOST_ASKED = 1 << 24
 SHORT = 64  # characters of a query that is read with each item
 # Endpoints that use KV on an engine: the ledger reserves room. By path: the most response tokens;
 # None: the request sets them.
@@ -54,6 +57,8 @@ SEARCHED = (
     ("GET", "/v1/responses/{id}"),
     ("POST", "/v1/responses/{id}/cancel"),
 )
+# Fields of them with texts, or lists of texts of which each is a prompt.
+TEXTS = ("input", "text", "query", "documents", "items")
 PUT_TOO = ("/encode", "/classify", "/v1/rerank")
 
 
@@ -76,6 +81,9 @@ class OtherPaths:
         fields = {name: decode(raw, name) for name, raw in decode_fields(body).items()}
         require_no_reference(fields)
         fields = read_at(path, fields)
+        for name in TEXTS:
+            for text in _listed(fields.get(name)):
+                require_short_chat(text, self._service.longest(), name)
         budget = PLACED[path]
         if budget is not None:
             fields["max_tokens"] = budget
@@ -86,8 +94,10 @@ class OtherPaths:
         return tokens_of(fields, len(body), self._service.longest())
 
     async def asked(self, http: web.Request) -> web.Response:
-        """Sends a request to any engine."""
+        """Sends a request to any engine. Raises BadRequest for one that would hold it too long."""
         body = await http.read() if http.body_exists else None
+        if len(body or b"") > MOST_ASKED:
+            raise BadRequest(f"the body has more than {MOST_ASKED} bytes: split it")
         answer = await self._engines.ask(http.method, http.path_qs, body)
         return _response(answer)
 
@@ -186,7 +196,7 @@ def _require_tokens(fields: Mapping[str, Any], texts: PromptTexts) -> None:
     """Raises BadRequest for a text to score that has no token: it would crash an engine. SGLang
     itself refuses an empty one."""
     query, items = fields.get("query") or "", fields.get("items")
-    given = items if isinstance(items, list) else [items]
+    given = _listed(items)
     listed = [item for item in given if isinstance(item, str)]
     if not isinstance(query, str) or len(listed) < len(given):
         return
@@ -196,6 +206,10 @@ def _require_tokens(fields: Mapping[str, Any], texts: PromptTexts) -> None:
         query = query[:SHORT]
     first = bool(fields.get("item_first"))
     texts.lengths("items", (item + query if first else query + item for item in listed))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _response(answer: EngineAnswer) -> web.Response:

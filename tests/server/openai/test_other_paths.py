@@ -10,7 +10,9 @@ from yarl import URL
 
 from seer_sgl.engine.answers import AnswerLate, EngineAnswer
 from seer_sgl.engine.client import HttpEngine
+from seer_sgl.server import generate_body
 from seer_sgl.server.openai import engines
+from seer_sgl.server.passthrough import other_paths
 from seer_sgl.server.passthrough.other_paths import SHORT
 from seer_sgl.server.service import THREAD_BYTES
 from tests.server.chat_fake import ChatFake, model_folder
@@ -221,3 +223,47 @@ async def test_a_long_body_that_holds_one_engine_is_not_given_to_the_next(
         status, _ = await it.post("/tokenize", prompt="x" * size)
     assert status == 503
     assert len(set(names)) == len(names) == asked
+
+
+async def test_a_body_that_a_tokenizer_would_read_for_minutes_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(other_paths, "MOST_ASKED", 1000)
+    async with served(ChatFake(parsed={})) as it:
+        status, reply = await it.post("/parse_function_call", text="x" * 1000)
+        assert (status, reply["message"]) == (400, "the body has more than 1000 bytes: split it")
+        assert await it.post("/parse_function_call", text="x" * 900) == (200, {})
+
+
+LONG = "x" * 50_001
+TOO_LONG: dict[str, Any] = {"messages": [{"content": LONG}, {"content": [{"text": LONG}]}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", TOO_LONG),
+        ("/v1/chat/completions", TOO_LONG | {"frequency_penalty": 0.5, "logprobs": 1}),
+        ("/v1/messages", TOO_LONG),
+        ("/v1/responses", {"input": LONG + LONG}),
+        ("/v1/embeddings", {"input": ["x", LONG + LONG]}),
+        ("/classify", {"text": LONG + LONG}),
+        ("/v1/rerank", {"documents": ["x", LONG + LONG], "query": "x"}),
+        ("/v1/score", {"query": LONG + LONG, "items": ["x"]}),
+    ],
+)
+async def test_far_more_text_than_the_context_has_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    fake = ChatFake()
+    async with served(fake, model={"path": model_folder(tmp_path)}) as it:
+        monkeypatch.setattr(generate_body, "LEAST_CHAT", 100_001)
+        monkeypatch.setattr(generate_body, "CHAT_CHARACTERS_PER_TOKEN", 1)
+        fake.received.clear()
+        status, reply = await it.post(path, **fields)
+        assert status == 400
+        assert reply["message"].startswith(f"{next(iter(fields))}: 100002 characters; the longest")
+        assert not fake.received
+    name, chat = next(iter(fields.items()))
+    monkeypatch.setattr(generate_body, "CHAT_CHARACTERS_PER_TOKEN", 101)
+    generate_body.require_short_chat(chat, 1000, name)
