@@ -20,6 +20,7 @@ from seer_sgl.types import Prompt, Sampling
 
 from .errors import BadRequest, Conflict, NotFound
 from .generation import Generation
+from .json import dumps
 from .prefixes import Prefixes
 from .rollout_body import JournalName, RejectBody, RolloutBody
 from .rollout_served import ServedRollout, clock
@@ -27,7 +28,7 @@ from .rollout_served import ServedRollout, clock
 # An ended rollout is kept for the client that asks for its report; a report is a few kilobytes.
 REMEMBERED = 64
 PROMPTS_PER_STEP = 16  # between them, other clients are served
-LONG_CHARACTERS = 1 << 12  # of a prompt; a tokenizer reads about a thousand per millisecond
+LONG_CHARACTERS = 1 << 12  # of a prompt as JSON; a tokenizer reads about a thousand per millisecond
 Records = Sequence[PromptRecord | str]
 
 
@@ -77,7 +78,7 @@ class Rollouts:
             raise BadRequest("dynamic_filtering: set target_groups")
         sampling = self._rollout.config.sampling
         if body.sampling is not None:
-            sampling = overridden(sampling, body.sampling, "the rollout")
+            sampling = await asyncio.to_thread(overridden, sampling, body.sampling, "the rollout")
         places: dict[str, str] = {}
         reader = self._rollout.prompt_reader(body.n_samples_per_prompt, sampling)
         n = body.n_samples_per_prompt or self._rollout.config.rollout.n_samples_per_prompt
@@ -239,11 +240,11 @@ def _responses(records: Records, n: int) -> int:
 
 def _is_slow(record: PromptRecord | str) -> bool:
     """Returns whether a prompt is read in a thread: decoding an image takes up to a second, and a
-    long text takes a tokenizer seconds."""
+    long text, or much of anything else, takes seconds to read or to check."""
     if isinstance(record, str):
         return len(record) >= LONG_CHARACTERS
-    return (
-        has_images(record)
-        or len(record.prompt or "") >= LONG_CHARACTERS
-        or len(str(record.messages)) >= LONG_CHARACTERS
-    )
+    try:
+        long = len(dumps(record)) >= LONG_CHARACTERS
+    except (OverflowError, RecursionError):  # the reader says so
+        return True
+    return long or has_images(record)

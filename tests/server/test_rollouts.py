@@ -20,11 +20,12 @@ from typing_extensions import override
 
 from examples.rollout_client import main as example
 from seer_sgl.errors import RolloutError
+from seer_sgl.rollout.prompts import overridden
 from seer_sgl.server import rollout_served, rollouts
 from seer_sgl.server.prefixes import EVERY, Prefixes
 from seer_sgl.server.rollout_served import ServedRollout
 from seer_sgl.timing import Timing
-from seer_sgl.types import token_array
+from seer_sgl.types import Sampling, token_array
 from tests.fake_sglang import FakeSGLang
 from tests.fake_sglang import serving as serving_fake
 from tests.support.waiting import until
@@ -88,21 +89,32 @@ class ThreadsOfTexts:
         return self.encode(messages[0]["content"])
 
 
-async def test_long_texts_do_not_keep_the_server_from_its_other_clients() -> None:
+async def test_long_texts_do_not_keep_the_server_from_its_other_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tokenizer = ThreadsOfTexts()
     reader: Any = tokenizer
     long = rollouts.LONG_CHARACTERS
     chats = [{"messages": [{"role": "user", "content": "x" * size}]} for size in (3, long + 2)]
     groups = ["x", "x" * long, {"prompt": "xx"}, {"prompt": "x" * (long + 1)}, *chats]
+    groups.append({"prompt": "x" * 4, "metadata": ["x"] * long})
+    of_loop: list[bool] = []
+
+    def noted(*given: Any) -> Sampling:
+        of_loop.append(threading.current_thread() is threading.main_thread())
+        return overridden(*given)
+
+    monkeypatch.setattr(rollouts, "overridden", noted)
     async with served(FakeSGLang(), sampling=SAMPLING) as it:
         it.service.rollout.tokenizer = reader
-        *_, end = await lines_of(it, groups, n_samples_per_prompt=1)
+        *_, end = await lines_of(it, groups, n_samples_per_prompt=1, sampling={"top_p": 1.0})
         await assert_all_free(it)
     assert end["groups"] == len(groups)
     assert tokenizer.of_loop == {
         **{1: True, 2: True, 3: True},
-        **{long: False, long + 1: False, long + 2: False},
+        **{long: False, long + 1: False, long + 2: False, 4: False},
     }
+    assert of_loop == [False]
 
 
 async def test_each_group_comes_once_as_of_a_fault_free_run_between_start_and_end() -> None:
