@@ -23,6 +23,8 @@ class Manager:
     `read`: the ids that it took placeholders from. `validated`: what it was asked to check.
     """
 
+    model_config: Any
+
     def __init__(self) -> None:
         self.read: list[list[int]] = []
         self.validated: list[tuple[int, int]] = []
