@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from .hook import REQ, TOKENIZER_MANAGER, Hook
 from .sglang_types import (
-    SglBatchOutput,
     SglGenerateReq,
     SglImages,
     SglPrefillAdder,
@@ -34,14 +33,6 @@ def hooks() -> list[Hook]:
             "A grammar that allows only stop tokens and `min_new_tokens` exclude every token of a "
             "row, and SGLang fails to draw from a batch in which another request filters.",
             "SGLang draws a token for a row without any.",
-        ),
-        Hook(
-            f"{TOKENIZER_MANAGER}._handle_batch_output",
-            fill_masks,
-            "before",
-            "SGLang forgets that a request of an unknown session has asked for sampling masks, and "
-            "fails at its answer if another request of the batch has some.",
-            "SGLang answers a request that has no sampling masks beside one that has.",
         ),
         Hook(
             "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",
@@ -84,19 +75,6 @@ def leave_a_token(
         excluded = logits.amax(dim=-1, keepdim=True) == -float("inf")
         logits[:, :1].masked_fill_(excluded, 0.0)
     return result
-
-
-def fill_masks(_manager: object, recv_obj: SglBatchOutput) -> None:
-    """Hook before `TokenizerManager._handle_batch_output`: gives requests without sampling masks
-    empty ones, if a request of the batch has some."""
-    masks = getattr(recv_obj, "output_token_sampling_mask", None)  # no masks of embeddings
-    if not masks or all(mask is not None for mask in masks):
-        return
-    from sglang.srt.sampling.sampling_mask import SamplingMaskRows
-
-    recv_obj.output_token_sampling_mask = [
-        SamplingMaskRows().take() if mask is None else mask for mask in masks
-    ]
 
 
 def keep_embeds_apart(

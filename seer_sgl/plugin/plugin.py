@@ -25,6 +25,7 @@ from . import (
     penalties,
     ports,
     prepare,
+    sampling_masks,
     secrets,
     stop_conditions,
 )
@@ -114,6 +115,11 @@ class Plugin:
                 "batches",
                 batches.hooks(),
                 "Some requests end the engine beside others, as in stock SGLang.",
+            ),
+            Ability(
+                "sampling-masks",
+                sampling_masks.hooks(),
+                "A request of a closed session ends the engine beside one with sampling masks.",
             ),
             Ability(
                 "experts",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from seer_sgl.plugin import batches
+from seer_sgl.plugin import batches, sampling_masks
 
 NO = -torch.inf
 
@@ -31,10 +31,10 @@ def test_no_masks_are_made_up_where_none_or_all_requests_have_some() -> None:
     masks: list[Any] = [object(), object()]
     for given in (None, [], masks):
         output: Any = SimpleNamespace(output_token_sampling_mask=given)
-        batches.fill_masks(None, output)
+        sampling_masks.fill_masks(None, output)
         assert output.output_token_sampling_mask is given
     embeddings: Any = SimpleNamespace()
-    batches.fill_masks(None, embeddings)
+    sampling_masks.fill_masks(None, embeddings)
 
 
 def test_a_request_without_masks_beside_one_with_some_gets_empty_ones(
@@ -43,7 +43,7 @@ def test_a_request_without_masks_beside_one_with_some_gets_empty_ones(
     rows = SimpleNamespace(SamplingMaskRows=lambda: SimpleNamespace(take=lambda: "empty"))
     monkeypatch.setitem(sys.modules, "sglang.srt.sampling.sampling_mask", rows)
     output: Any = SimpleNamespace(output_token_sampling_mask=["masks", None])
-    batches.fill_masks(None, output)
+    sampling_masks.fill_masks(None, output)
     assert output.output_token_sampling_mask == ["masks", "empty"]
 
 
