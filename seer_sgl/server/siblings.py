@@ -36,6 +36,7 @@ class OpenGroup:
         self.group_id = group_id
         self.size = size
         self.active_at = now
+        self.key: tuple[int, int] | None = None  # in `Siblings._by_prompt`
         self.holds = 0
         self.interrupted = False
 
@@ -62,9 +63,11 @@ class Siblings:
         self._interrupted_s = max(window_s, interrupted_s)
         self._open: dict[str, OpenGroup] = {}  # by uid
         self._by_id: dict[str, OpenGroup] = {}
-        # By checksum of the prompt and its images; equal prompts with different ids are kept apart.
-        self._by_prompt: dict[int, OpenGroup] = {}
+        # By length and checksum of the prompt and its images; equal prompts with different ids are
+        # kept apart.
+        self._by_prompt: dict[tuple[int, int], OpenGroup] = {}
         self._lengths: dict[int, int] = {}  # prompt length -> number of groups in `_by_prompt`
+        self._powers = np.empty(0, np.uint64)  # of FACTOR, as many as the longest prompt needs
 
     def __len__(self) -> int:
         return len(self._open)
@@ -88,10 +91,12 @@ class Siblings:
         if call.group_id is not None:
             self._by_id[call.group_id] = opened
         elif self._window_s > 0:
-            key, length = _key(group), len(group.prompt.prompt_ids)
-            if key not in self._by_prompt:
+            prompt, length = group.prompt, len(group.prompt.prompt_ids)
+            checksums = self._checksums(prompt.prompt_ids, prompt.image_data)
+            opened.key = (length, int(checksums[-1]))
+            if opened.key not in self._by_prompt:
                 self._lengths[length] = self._lengths.get(length, 0) + 1
-            self._by_prompt[key] = opened
+            self._by_prompt[opened.key] = opened
         return opened
 
     def of(self, group: Group) -> OpenGroup | None:
@@ -103,9 +108,9 @@ class Siblings:
         self._open.pop(opened.group.uid, None)
         if opened.group_id is not None and self._by_id.get(opened.group_id) is opened:
             del self._by_id[opened.group_id]
-        key, length = _key(opened.group), len(opened.group.prompt.prompt_ids)
-        if self._by_prompt.get(key) is opened:
-            del self._by_prompt[key]
+        if opened.key is not None and self._by_prompt.get(opened.key) is opened:
+            del self._by_prompt[opened.key]
+            length = opened.key[0]
             self._lengths[length] -= 1
             if not self._lengths[length]:
                 del self._lengths[length]
@@ -123,26 +128,31 @@ class Siblings:
 
     def _prefixes(self, call: Call) -> Iterator[OpenGroup]:
         """Yields the groups whose prompt is a prefix of the call's, the longest first."""
+        if not self._lengths:
+            return iter(())
         ids = call.prompt_ids
         lengths = np.sort(np.fromiter(self._lengths, np.intp))[::-1]
-        keys = _checksums(ids, call.images.urls)[lengths[lengths <= len(ids)] - 1].tolist()
+        lengths = lengths[lengths <= len(ids)]
+        checksums = self._checksums(ids, call.images.urls)[lengths - 1]
+        keys = zip(lengths.tolist(), checksums.tolist(), strict=True)
         found = filter(None, map(self._by_prompt.get, keys))
         candidates = itertools.islice(found, MOST_CANDIDATES)
         return (group for group in candidates if _begins_with(call, group.group))
 
-
-def _key(group: Group) -> int:
-    return int(_checksums(group.prompt.prompt_ids, group.prompt.image_data)[-1])
-
-
-def _checksums(ids: "array[int]", images: Sequence[str]) -> NDArray[np.uint64]:
-    """Returns the checksum of each prefix of a prompt with its images, the shortest first."""
-    checksum = 0
-    for image in images:
-        checksum = zlib.crc32(image.encode(), checksum)
-    values = np.frombuffer(ids, np.int32).astype(np.uint64) + np.uint64(1)
-    powers = np.cumprod(np.full(len(ids), FACTOR, np.uint64))
-    return np.cumsum(values * powers) ^ np.uint64(checksum)
+    def _checksums(self, ids: "array[int]", images: Sequence[str]) -> NDArray[np.uint64]:
+        """Returns the checksum of each prefix of a prompt with its images, the shortest first."""
+        checksum = 0
+        for image in images:
+            checksum = zlib.crc32(image.encode(), checksum)
+        if len(ids) > len(self._powers):
+            self._powers = np.cumprod(np.full(2 * len(ids), FACTOR, np.uint64))
+        # In place: the pages of new arrays would take most of the time of a long prompt.
+        values = np.frombuffer(ids, np.int32).astype(np.uint64)
+        values += np.uint64(1)
+        values *= self._powers[: len(ids)]
+        np.cumsum(values, out=values)
+        values ^= np.uint64(checksum)
+        return values
 
 
 def _begins_with(call: Call, group: Group) -> bool:

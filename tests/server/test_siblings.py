@@ -1,5 +1,8 @@
 """How long a group of siblings waits for more of them."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from seer_sgl.server import siblings as siblings_module
@@ -43,3 +46,41 @@ def test_a_call_is_compared_with_few_of_the_prompts_that_begin_it(
     longer = Call(rid="r", prompt_ids=token_array([7]) * 200, sampling=Sampling(), seed=0)
     assert siblings.find(longer) is None
     assert compared == [*range(100, 100 - MOST_CANDIDATES, -1)]
+
+
+def test_prompts_of_two_lengths_with_one_checksum_are_kept_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A client can find such prompts for any factor.
+    monkeypatch.setattr(siblings_module, "FACTOR", 1)
+    siblings, opened = Siblings(5.0, 600.0), []
+    for ids in (token_array([3]), token_array([1, 1])):
+        call = Call(rid="r", prompt_ids=ids, sampling=Sampling(), seed=0)
+        group = Group(
+            group_id="g", uid=str(len(ids)), prompt=Prompt(prompt_id="g", prompt_ids=ids, n=1)
+        )
+        assert siblings.find(call) is None
+        opened.append(siblings.opened(group, call, 0.0))
+        assert siblings.find(call) is opened[-1]
+    for group in reversed(opened):
+        siblings.close(group)
+
+
+def test_the_powers_of_a_long_prompt_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    siblings, made = Siblings(5.0, 600.0), list[int]()
+    cumprod = np.cumprod
+
+    def count(values: Any) -> Any:
+        made.append(len(values))
+        return cumprod(values)
+
+    monkeypatch.setattr(np, "cumprod", count)
+    ids = token_array(range(10_000))
+    call = Call(rid="r", prompt_ids=ids, sampling=Sampling(), seed=0)
+    assert siblings.find(call) is None
+    assert not made, "no group is open"
+    group = Group(group_id="g", uid="g", prompt=Prompt(prompt_id="g", prompt_ids=ids, n=1))
+    opened = siblings.opened(group, call, 0.0)
+    assert siblings.find(call) is opened
+    siblings.close(opened)
+    assert len(made) == 1
