@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from seer_sgl import Rollout, Sampling
@@ -325,12 +326,31 @@ def test_a_config_of_python_is_read_back_from_its_plain_values() -> None:
 def test_values_of_wrong_types_in_a_config_of_python_are_named() -> None:
     made = Config(model=ModelConfig(path="m"), sampling=Sampling(top_p=0.5))
     assert retyped(made) == made
-    for key, value in (("sampling.max_new_tokens", 20.0), ("sampling.temperature", object())):
+    for key, value in (
+        ("sampling.max_new_tokens", 20.0),
+        ("sampling.temperature", object()),
+        ("model.path", object()),
+        ("model.path", b"m"),
+    ):
         wrong = with_values(made, {key: value})
         with pytest.raises(ConfigError, match=f"^{key}: expected "):
             Rollout(wrong)
     with pytest.raises(ConfigError, match="a config: expected a mapping, got int"):
         Rollout(5)  # type: ignore[arg-type]
+
+
+def test_paths_and_numbers_of_numpy_in_a_config_of_python_are_taken() -> None:
+    values: dict[str, tuple[Any, Any]] = {
+        "model.path": (Path("/m"), "/m"),
+        "rollout.journal": (Path("j"), "j"),
+        "sampling.temperature": (np.float32(0.5), 0.5),
+        "sampling.max_new_tokens": (np.int64(20), 20),
+        "engines.sglang": ({"tp-size": np.int64(2)}, {"tp-size": 2}),
+    }
+    made = with_values(Config(), {key: given for key, (given, _) in values.items()})
+    read = with_values(Config(), {key: taken for key, (_, taken) in values.items()})
+    assert retyped(made) == read
+    assert type(retyped(made).sampling.temperature) is float
 
 
 def test_the_shipped_configs_are_valid() -> None:

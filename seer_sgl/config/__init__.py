@@ -1,6 +1,8 @@
 """The config: a tree of sections (tree.py), read from YAML (reading.py) and checked
 (validate.py)."""
 
+import numbers
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,6 +102,18 @@ def parse(tree: Mapping[str, Any], where: Mapping[str, str] | None = None) -> Co
 def retyped(config: Config) -> Config:
     """Returns an equal Config, with values of the right types: a struct that Python made has any.
 
-    Raises ConfigError if a value has a wrong type.
+    Paths become text, and numbers of numpy those of Python. Raises ConfigError if another value has
+    a wrong type.
     """
-    return convert(msgspec.to_builtins(config, enc_hook=repr), {}, type(config))
+    tree = msgspec.to_builtins(config, builtin_types=(bytes,), enc_hook=_builtin)
+    return convert(tree, {}, type(config))
+
+
+def _builtin(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    return repr(value).encode()  # no text, which many keys take: `convert` names the key
