@@ -4,11 +4,9 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
-from seer_sgl.engine.answers import ask_object
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import (
     ConfigError,
-    EngineError,
     EngineRestarted,
     EngineUnavailable,
     InputError,
@@ -16,7 +14,7 @@ from seer_sgl.errors import (
 )
 
 from .bodies import Fields, body_of
-from .calls import call, on_each, until_idle
+from .calls import call, call_all, on_each, until_idle
 from .replies import DONE, CallResult, EngineReply
 from .state import RELEASED, FleetState
 
@@ -57,15 +55,15 @@ async def resume(state: FleetState, tags: Sequence[str], fields: Fields) -> Call
 async def require_weights(state: FleetState, engines: Sequence[HttpEngine]) -> None:
     """Raises StateError for an engine whose weights are released: SGLang would fail at their first
     use, and end. Without its memory saver nothing is released."""
-    for engine in engines:
-        if state.lacks(engine, "weights"):
-            with contextlib.suppress(EngineError):  # it does nothing now
-                info = await ask_object(engine, "/server_info", state.timing.control_timeout_s)
-                if info.get("enable_memory_saver"):
-                    raise StateError(
-                        f"engine {engine.info.engine_id} has released its weights; "
-                        "call resume_memory_occupation first"
-                    )
+    lacking, within_s = state.lacking("weights"), state.timing.control_timeout_s
+    asked = [engine for engine in engines if engine.info.server_id in lacking]
+    replies = await call_all(asked, "GET", "/server_info", within_s=within_s)
+    for name, reply in replies.items():
+        info = reply.reply  # a text of an engine that does not answer: it does nothing now
+        if isinstance(info, dict) and info.get("enable_memory_saver"):
+            raise StateError(
+                f"engine {name} has released its weights; call resume_memory_occupation first"
+            )
 
 
 async def _release(

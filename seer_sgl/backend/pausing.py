@@ -47,9 +47,10 @@ async def resume(state: FleetState, fields: Fields) -> CallResult:
     """Ends the pause. An engine that lacks memory continues once it has all of it back: SGLang
     would run what waits there on memory that is not there."""
     body, within_s, engines = body_of(fields), state.timing.quick_call_s, state.engines()
-    later = [engine for engine in engines if state.lacks(engine)]
+    lacking = state.lacking()
+    later = [engine for engine in engines if engine.info.server_id in lacking]
     try:
-        now = [engine for engine in engines if engine not in later]
+        now = [engine for engine in engines if engine.info.server_id not in lacking]
         replies = dict(await call_all(now, "POST", "/continue_generation", body, within_s))
         replies |= {engine.info.engine_id: DONE for engine in later}
         state.to_continue = {engine.info.server_id: body for engine in later}

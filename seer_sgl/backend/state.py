@@ -109,12 +109,14 @@ class FleetState:
         """Returns the tags that an engine has released; to be changed in place."""
         return self.released.setdefault(start_of(engine), set())
 
-    def lacks(self, engine: HttpEngine, tag: str | None = None) -> bool:
-        """Whether an engine's server has released some memory; `tag`: this one."""
-        server_id = engine.info.server_id
-        of_server = [e for e in self.fleet.engines if e.info.server_id == server_id]
-        released = set[str]().union(*(self.released.get(start_of(e), ()) for e in of_server))
-        return bool(released) if tag is None else tag in released
+    def lacking(self, tag: str | None = None) -> set[str]:
+        """Returns the servers that have released some memory; `tag`: this one."""
+        lacking = set[str]()
+        for engine in self.fleet.engines:
+            released = self.released.get(start_of(engine), ())
+            if released and (tag is None or tag in released):
+                lacking.add(engine.info.server_id)
+        return lacking
 
     def note_loading(self, engines: Iterable[HttpEngine], replies: Replies) -> None:
         """Records which of the engines have not answered an update from disk."""

@@ -4,25 +4,33 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
 from typing_extensions import override
 
+from seer_sgl.backend import calls
 from seer_sgl.backend.calls import limited
 from seer_sgl.backend.groups import TrainerGroup
+from seer_sgl.backend.memory import require_weights
 from seer_sgl.backend.replies import CallResult, EngineReply, EnginesFailed
+from seer_sgl.backend.state import FleetState
 from seer_sgl.backend.weights import WeightUpdate
+from seer_sgl.engine.answers import EngineAnswer
 from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError, InputError, PromptError, RolloutError, StateError
 from seer_sgl.processes.child import LOG_PATH
 from seer_sgl.server.control.answers import updated
 from seer_sgl.server.prefixes import Prefixes
+from seer_sgl.timing import DEFAULT
 from tests.fake_sglang import FakeSGLang, serving
 from tests.server.generating import LIMIT, PROMPT, SEED, generating
 from tests.server.helpers import Fakes, Served, served, tensor_entry, two, under_way, whole
 from tests.support.fleets import rolling
+from tests.support.infos import info as info_of
 from tests.support.waiting import DEADLINE_S, until
 
 from .trainers import DISK, TENSOR, TRAINERS, Trainer
@@ -505,3 +513,36 @@ def test_an_answer_without_a_message_names_the_engines_that_missed_the_update() 
     status, answer = updated(CallResult(replies))
     assert (status, answer["success"]) == (200, True)
     assert answer["message"].startswith("Success. 1 of 2 engines failed: e1: ")
+
+
+class CountedEngine:
+    """An engine of which it is counted how often its description is read."""
+
+    def __init__(self, name: str, reads: list[str]) -> None:
+        self._info = info_of(name)
+        self._reads = reads
+
+    @property
+    def info(self) -> EngineInfo:
+        self._reads.append(self._info.engine_id)
+        return self._info
+
+
+async def test_many_engines_are_looked_at_once_and_asked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count, reads = 200, list[str]()
+    engines: Any = [CountedEngine(f"e{number}", reads) for number in range(count)]
+    state = FleetState(cast("Any", SimpleNamespace(engines=engines)), cast("Any", None), DEFAULT)
+    at_once = asyncio.Barrier(count)
+
+    async def ask(*_: object, **__: object) -> EngineAnswer:
+        await at_once.wait()
+        return EngineAnswer(200, "application/json", b"{}")
+
+    monkeypatch.setattr(calls, "ask", ask)
+    for engine in engines:
+        state.released_by(engine).add("weights")
+    async with asyncio.timeout(DEADLINE_S):
+        await require_weights(state, engines)
+    assert len(reads) < 20 * count
