@@ -261,3 +261,22 @@ async def test_a_session_of_images_is_closed_once_no_turn_waits(
             assert (await waiting)["output_ids"]
         await until(lambda: it.service.pinned.of({"id": "mine"}) is None)
     assert (engine.closed, engine.aborted) == (["mine"], ["t0"] if left else [])
+
+
+async def test_a_session_that_was_opened_again_outlives_the_end_of_the_first(
+    model: dict[str, Any],
+) -> None:
+    engine = ImageEngine(longest=1000, sessions=True, faults=deque(["stall"]))
+    async with served(engine, model=model) as it:
+        it.service.pinned.add("mine", "e0")
+        turn = body(session_params={"id": "mine"}, rid="t0")
+        waiting = asyncio.create_task(it.generate(**turn))
+        await engine.stalled.wait()
+        assert await it.post("/close_session", session_id="mine") == (200, None)
+        it.service.pinned.add("mine", "e0")  # on another engine
+        again = it.service.pinned.of({"id": "mine"})
+        engine.wake_stalled()
+        assert (await waiting)["output_ids"]
+        await until(lambda: not it.service._tasks)
+        assert engine.closed == ["mine"]
+        assert it.service.pinned.of({"id": "mine"}) is again

@@ -156,7 +156,9 @@ class OtherPaths:
                 for rid in session.left:  # or has the engine ended it?
                     await ask(engine, "POST", "/abort_request", dumps({"rid": rid}))
                 await ask(engine, "POST", path, body)
-        self._service.pinned.pop(decode(decode_fields(body)["session_id"], "session_id"))
+        name = decode(decode_fields(body)["session_id"], "session_id")
+        if self._service.pinned.of({"id": name}) is session:  # else it was opened again
+            self._service.pinned.pop(name)
 
 
 def add_other_paths(app: web.Application, service: Service, engines: Engines) -> None:
