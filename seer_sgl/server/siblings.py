@@ -145,7 +145,8 @@ class Siblings:
         for image in images:
             checksum = zlib.crc32(image.encode(), checksum)
         if len(ids) > len(self._powers):
-            self._powers = np.cumprod(np.full(2 * len(ids), FACTOR, np.uint64))
+            factors = np.full(2 * len(ids), FACTOR, np.uint64)
+            self._powers = np.cumprod(factors, out=factors)
         # In place: the pages of new arrays would take most of the time of a long prompt.
         values = np.frombuffer(ids, np.int32).astype(np.uint64)
         values += np.uint64(1)

@@ -62,8 +62,8 @@ def test_prompts_of_two_lengths_with_one_checksum_are_kept_apart(
         assert siblings.find(call) is None
         opened.append(siblings.opened(group, call, 0.0))
         assert siblings.find(call) is opened[-1]
-    for group in reversed(opened):
-        siblings.close(group)
+    for each in reversed(opened):
+        siblings.close(each)
 
 
 def test_the_powers_of_a_long_prompt_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
