@@ -247,7 +247,13 @@ async def test_a_flush_in_a_pause_waits_for_nothing_that_waits_itself() -> None:
         await it.ok("/flush_cache?timeout=5")
         flushes = [path for path in fake.asked if path.startswith("/flush_cache")]
         assert flushes == ["/flush_cache?timeout=5", "/flush_cache"]
+        await it.ok("/release_memory_occupation", tags=["weights"])
         await it.ok("/continue_generation")
+        await it.ok("/flush_cache?timeout=5")
+        assert fake.asked[-1] == "/flush_cache", "it continues once its memory is back"
+        await it.ok("/resume_memory_occupation")
+        await it.ok("/flush_cache?timeout=5")
+        assert fake.asked[-1] == "/flush_cache?timeout=5"
 
 
 async def test_no_tag_of_memory_is_released_or_resumed_twice(it: Served, fakes: Fakes) -> None:

@@ -142,7 +142,8 @@ class ControlCalls:
         seconds = _seconds(http.query.get("timeout"))
         if not 0 <= seconds <= CALL_S:
             raise BadRequest(f"timeout: not a number from 0 to {CALL_S:g}")
-        still = self._backend.state.mode in ("retract", "in_place")
+        state = self._backend.state
+        still = state.mode in ("retract", "in_place") or state.to_continue
         path = http.path if still else http.path_qs
         return combined(await self._backend.flush_cache(path), FLUSHED)
 
