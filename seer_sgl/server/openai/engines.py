@@ -14,9 +14,12 @@ from seer_sgl.errors import EngineError
 from seer_sgl.rollout.reading import CHAT, Tokens
 from seer_sgl.server.decode import decode_fields
 from seer_sgl.server.errors import Unavailable
-from seer_sgl.server.service import THREAD_BYTES, Service
+from seer_sgl.server.service import Service
 
 from .defaults import sampling_defaults
+
+# Bytes of a body that may be what holds an engine: it tokenizes about a megabyte per second.
+HOLDING_BYTES = 1 << 20
 
 
 class Facts(msgspec.Struct, kw_only=True):
@@ -86,7 +89,7 @@ class Engines:
                 try:
                     answer = await ask(engine, method, path, body)
                 except AnswerLate as error:
-                    if len(body or b"") < THREAD_BYTES:
+                    if len(body or b"") < HOLDING_BYTES:
                         raise
                     raise Unavailable(str(error)) from error
                 answers += 1

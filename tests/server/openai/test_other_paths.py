@@ -208,7 +208,7 @@ async def test_a_turn_of_a_session_of_sglang_is_a_response_in_progress() -> None
         assert not it.service.generation.in_progress
 
 
-@pytest.mark.parametrize(("size", "asked"), [(THREAD_BYTES, 1), (1, 2)])
+@pytest.mark.parametrize(("size", "asked"), [(2 * THREAD_BYTES, 1), (THREAD_BYTES, 2)])
 async def test_a_long_body_that_holds_one_engine_is_not_given_to_the_next(
     monkeypatch: pytest.MonkeyPatch, size: int, asked: int
 ) -> None:
@@ -220,6 +220,7 @@ async def test_a_long_body_that_holds_one_engine_is_not_given_to_the_next(
 
     async with served(ChatFake(), ChatFake()) as it:
         monkeypatch.setattr(engines, "ask", late)
+        monkeypatch.setattr(engines, "HOLDING_BYTES", 2 * THREAD_BYTES)
         status, _ = await it.post("/tokenize", prompt="x" * size)
     assert status == 503
     assert len(set(names)) == len(names) == asked
