@@ -83,7 +83,8 @@ class OtherPaths:
         fields = read_at(path, fields)
         for name in TEXTS:
             for text in _listed(fields.get(name)):
-                require_short_chat(text, self._service.longest(), name)
+                if isinstance(text, str):  # not each of many token ids
+                    require_short_chat(text, self._service.longest(), name)
         budget = PLACED[path]
         if budget is not None:
             fields["max_tokens"] = budget

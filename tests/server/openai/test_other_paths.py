@@ -236,6 +236,17 @@ async def test_a_body_that_a_tokenizer_would_read_for_minutes_is_refused(
         assert await it.post("/parse_function_call", text="x" * 900) == (200, {})
 
 
+async def test_only_texts_of_a_list_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = list[Any]()
+    async with served(ChatFake()) as it:
+        monkeypatch.setattr(
+            other_paths, "require_short_chat", lambda text, *_: measured.append(text)
+        )
+        for given in ([5, 6], ["a", "b"]):
+            assert (await it.post("/v1/embeddings", input=given))[0] == 200
+    assert measured == ["a", "b"], "token ids are many, and take a microsecond each"
+
+
 LONG = "x" * 50_001
 TOO_LONG: dict[str, Any] = {"messages": [{"content": LONG}, {"content": [{"text": LONG}]}]}
 
