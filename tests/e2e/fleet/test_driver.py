@@ -173,10 +173,10 @@ async def test_a_fleet_of_two_becomes_three_and_then_one_and_no_token_changes(
     moves = Moves()
     async with opened(rig.fleet()) as rollout, open_session() as session:
         driver = rollout.driver
+        (info,) = await describe(session, "e2", rig.plain)  # an engine that works answers late
         run = driver.submit(groups_for(rollout, "moves"), [moves])
         rolled = asyncio.create_task(all_samples(run))
         await until(lambda: moves.tokens.total() >= 300)
-        (info,) = await describe(session, "e2", rig.plain)
         driver.add_engine(HttpEngine(info, session))
         await until(lambda: moves.tokens["e2"] >= 64)
         await driver.remove_engine("e0")
