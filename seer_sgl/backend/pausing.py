@@ -51,11 +51,10 @@ async def resume(state: FleetState, fields: Fields) -> CallResult:
     later = [engine for engine in engines if engine.info.server_id in lacking]
     try:
         now = [engine for engine in engines if engine.info.server_id not in lacking]
-        replies = dict(await call_all(now, "POST", "/continue_generation", body, within_s))
-        replies |= {engine.info.engine_id: DONE for engine in later}
+        replies = await call_all(now, "POST", "/continue_generation", body, within_s)
         state.to_continue = {engine.info.server_id: body for engine in later}
     finally:
         state.mode = None
         state.holds.end(PAUSE)
     names = [engine.info.engine_id for engine in engines]
-    return CallResult.of({name: replies[name] for name in names})
+    return CallResult.of({name: replies.get(name, DONE) for name in names})
