@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from http import HTTPStatus
+from typing import Any
 
 from seer_sgl.engine.answers import AnswerLate, ask
 from seer_sgl.engine.client import LOAD_TIMEOUT_S, HttpEngine
@@ -62,6 +63,12 @@ async def call_all(
         return call(engine, method, path, own, within_s)
 
     return await on_each(engines, called)
+
+
+async def server_infos(engines: Sequence[HttpEngine], within_s: float) -> dict[str, dict[str, Any]]:
+    """Returns what servers say of themselves, by engine id; without those that do not answer."""
+    replies = await call_all(engines, "GET", "/server_info", within_s=within_s)
+    return {name: reply.reply for name, reply in replies.items() if isinstance(reply.reply, dict)}
 
 
 async def on_each(

@@ -14,7 +14,7 @@ from seer_sgl.errors import (
 )
 
 from .bodies import Fields, body_of
-from .calls import call, call_all, on_each, until_idle
+from .calls import call, on_each, server_infos, until_idle
 from .replies import DONE, CallResult, EngineReply
 from .state import RELEASED, FleetState
 
@@ -55,12 +55,11 @@ async def resume(state: FleetState, tags: Sequence[str], fields: Fields) -> Call
 async def require_weights(state: FleetState, engines: Sequence[HttpEngine]) -> None:
     """Raises StateError for an engine whose weights are released: SGLang would fail at their first
     use, and end. Without its memory saver nothing is released."""
-    lacking, within_s = state.lacking("weights"), state.timing.control_timeout_s
+    lacking = state.lacking("weights")
     asked = [engine for engine in engines if engine.info.server_id in lacking]
-    replies = await call_all(asked, "GET", "/server_info", within_s=within_s)
-    for name, reply in replies.items():
-        info = reply.reply  # a text of an engine that does not answer: it does nothing now
-        if isinstance(info, dict) and info.get("enable_memory_saver"):
+    # One that does not answer does nothing now.
+    for name, info in (await server_infos(asked, state.timing.control_timeout_s)).items():
+        if info.get("enable_memory_saver"):
             raise StateError(
                 f"engine {name} has released its weights; call resume_memory_occupation first"
             )

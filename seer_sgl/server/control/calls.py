@@ -1,7 +1,6 @@
 """SGLang's control calls: a body becomes a call of the backend, and its result one answer."""
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,12 +8,12 @@ from typing import Any
 from aiohttp import web
 
 from seer_sgl.backend.bodies import ENTRIES
-from seer_sgl.backend.calls import CALL_S, call
+from seer_sgl.backend.calls import CALL_S, call, server_infos
 from seer_sgl.backend.memory import ALL_TAGS, require_weights
 from seer_sgl.backend.pausing import PauseMode
 from seer_sgl.backend.state import ranks_of
 from seer_sgl.backend.weights import TENSOR
-from seer_sgl.server.errors import BadRequest, Failed, Unavailable
+from seer_sgl.server.errors import BadRequest, Failed
 from seer_sgl.server.prefixes import EVERY, Prefixes
 from seer_sgl.server.service import Service
 
@@ -163,12 +162,11 @@ class ControlCalls:
     async def record_experts(self, http: web.Request, body: bytes) -> Answer:
         """Starts, stops or writes SGLang's record of chosen experts; an engine without a recorder
         would end (`ExpertDistributionRecorder._on_not_implemented`)."""
-        for engine in self._backend.fleet.engines:
-            with contextlib.suppress(Unavailable):  # it does nothing now
-                info = await self._service.description(engine, "/server_info")
-                if RECORDER in info and info[RECORDER] is None:
-                    name = engine.info.engine_id
-                    raise BadRequest(f"engine {name} runs without {RECORDER}, and would fail")
+        engines, within_s = self._backend.fleet.engines, self._service.timing.control_timeout_s
+        # One that does not answer does nothing now.
+        for name, info in (await server_infos(engines, within_s)).items():
+            if RECORDER in info and info[RECORDER] is None:
+                raise BadRequest(f"engine {name} runs without {RECORDER}, and would fail")
         return await self.to_each(http, body)
 
     async def slow_down(self, http: web.Request, body: bytes) -> Answer:
