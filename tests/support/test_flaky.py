@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from tests import flaky
+from tests.support.waiting import block_until
 
 
 @pytest.mark.process
@@ -21,6 +22,20 @@ def test_the_load_ends_if_its_owner_is_killed() -> None:
         load = psutil.Process(int(owner.stdout.readline()))
         owner.kill()
         psutil.wait_procs([load])
+
+
+@pytest.mark.process
+def test_the_load_is_niced_whether_linux_shares_by_process_or_by_session() -> None:
+    wanted = f"nice {flaky.NICENESS}"
+
+    def niced(load: int) -> bool:
+        # Without such groups the file is missing or empty.
+        group = Path(f"/proc/{load}/autogroup")
+        by_session = group.read_text() if group.exists() else ""
+        return psutil.Process(load).nice() == flaky.NICENESS and wanted in (by_session or wanted)
+
+    with flaky.busy(2) as ids:
+        block_until(lambda: all(map(niced, ids)))
 
 
 @pytest.mark.process
