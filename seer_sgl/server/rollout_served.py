@@ -152,8 +152,7 @@ class ServedRollout(Observer):
             self._waiting.popleft().requests = []
         self._events.put_nowait(None)
         self._release(self._reserved)
-        # Not now: an observer of the run may be the caller.
-        asyncio.get_running_loop().call_soon(self._close)
+        self._close()  # at once: the report counts no group that the last line does not
         self._when_ended(self)
 
     @override

@@ -289,6 +289,20 @@ async def test_a_target_ends_the_rollout_and_aborts_the_surplus() -> None:
     assert progress["tail"] == []
 
 
+async def test_no_group_completes_after_the_end_of_its_rollout() -> None:
+    fake = Gated(max_running_requests=4)
+    async with served(fake, sampling=SAMPLING) as it, rollout(it, prompts(3)) as stream:
+        (held,) = it.service.rollouts.in_progress
+        await until(lambda: len(fake.seen) == 4)
+        held.finish("target")
+        assert not held.run.unfinished  # though chunks of it may be back already
+        assert held.report is not None
+        assert held.report["unfinished_groups"] == held.tally.unfinished == 3
+        fake.gate.set()
+        assert (await stream.rest())[-1]["unfinished_groups"] == 3
+    assert held.report["unfinished_groups"] == 3
+
+
 async def test_a_rejected_group_does_not_count_towards_the_target() -> None:
     fake = Gated(max_running_requests=4)
     fake.gate.set()
