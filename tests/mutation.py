@@ -24,6 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from coverage import CoverageData
+
 from tests.support.tiers import TIERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,14 +108,11 @@ def measured() -> Tests:
     data = ROOT / "out" / "mutation" / f"{head}.coverage"
     if not data.exists():
         data.parent.mkdir(parents=True, exist_ok=True)
-        settings = data.with_suffix(".rc")
-        settings.write_text("[run]\ndynamic_context = test_function\nsource = seer_sgl\n")
-        command = ["-m", "coverage", "run", f"--rcfile={settings}", f"--data-file={data}.new"]
-        gate = ["-m", "pytest", "--hypothesis-profile=ci", "-m", MARKERS]
-        subprocess.run([sys.executable, *command, *gate], cwd=ROOT, check=False)
+        command = ["-m", "coverage", "run", "--source=seer_sgl", f"--data-file={data}.new"]
+        gate = ["-m", "pytest", "-p", "tests.support.contexts", "-m", MARKERS]
+        command += [*gate, "--hypothesis-profile=ci"]
+        subprocess.run([sys.executable, *command], cwd=ROOT, check=False)
         Path(f"{data}.new").rename(data)
-    from coverage import CoverageData
-
     found = CoverageData(str(data))
     found.read()
     return {
@@ -135,19 +134,11 @@ def chosen(tests: Tests, count: int, seed: int, folders: list[str]) -> list[Muta
     return random.Random(seed).sample(sorted(every), min(count, len(every)))
 
 
-def node_ids(contexts: set[str], seed: int) -> list[str]:
-    """Returns the tests of some contexts as arguments of pytest, at most MOST_TESTS."""
-    found = set()
-    for context in contexts:
-        parts = context.split(".")
-        for cut in range(len(parts) - 1, 0, -1):
-            file = Path(*parts[:cut]).with_suffix(".py")
-            if (ROOT / file).exists():
-                if parts[cut].startswith("test_"):
-                    found.add("::".join([str(file), *parts[cut:]]))
-                break
-    names = sorted(found)
-    return random.Random(seed).sample(names, min(MOST_TESTS, len(names)))
+def some_of(tests: set[str], file: str, seed: int) -> list[str]:
+    """Returns at most MOST_TESTS of the tests, those of the file's own folder first."""
+    own = str(Path("tests", *Path(file).parts[1:-1]))
+    drawn = random.Random(seed).sample(sorted(tests), len(tests))
+    return sorted(drawn, key=lambda test: not test.startswith(own))[:MOST_TESTS]
 
 
 async def survives(mutant: Mutant, tests: list[str], tree: Path) -> bool:
@@ -182,7 +173,9 @@ async def pass_(tests: list[str], tree: Path) -> bool:
 
 async def run(mutants: list[Mutant], tests: Tests, workers: int) -> list[Mutant]:
     """Returns the mutants that no test found."""
-    covering = [node_ids(tests[each.file][each.line], i) for i, each in enumerate(mutants)]
+    covering = [
+        some_of(tests[each.file][each.line], each.file, i) for i, each in enumerate(mutants)
+    ]
     left, missed = list(zip(mutants, covering, strict=True)), []
 
     async def work(tree: Path) -> None:
