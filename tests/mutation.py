@@ -156,7 +156,8 @@ async def pass_(tests: list[str], tree: Path) -> bool:
     """Returns whether the tests pass, one after the other."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "pytest", "-x", "-q", "--hypothesis-profile=ci"),
-        *("-p", "no:cacheprovider", "--timeout=60", *tests),
+        # A loop that a dropped `await` makes endless swallows the exception of a signal.
+        *("-p", "no:cacheprovider", "--timeout=60", "--timeout-method=thread", *tests),
         cwd=tree,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         stdout=subprocess.DEVNULL,
