@@ -50,6 +50,16 @@ def record() -> Recorder:
     return record
 
 
+def test_kv_that_reached_the_pool_is_timed_and_other_chunks_are_counted(record: Recorder) -> None:
+    request = make_group().requests[0]
+    for seconds in (0.01, 0.03, 0.02):
+        record.stored(request, True, seconds, 104.0)
+    record.stored(request, False, 9.0, 104.0)
+    made = report(record)
+    assert made["store_latency_ms"] == {"p50": 20.0, "p99": 30.0}
+    assert made["unstored_chunks"] == 1
+
+
 def test_figures(record: Recorder) -> None:
     made = report(record)
     assert record.totals.reused == 12, "cached input tokens of continuations"
