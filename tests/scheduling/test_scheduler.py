@@ -199,6 +199,7 @@ def test_what_only_a_full_engine_may_take_holds_nobody_else_up() -> None:
     chunk = take(scheduler, 1.0)
     assert (chunk.request.group.uid, chunk.engine_id) == ("next", refused.engine_id)
     assert scheduler.wake_at == 1.0 + REFUSED_PAUSE_S
+    assert "requests are left waiting" in scheduler.check()
     returned(scheduler, other, make_reply(10))
     again = take(scheduler, 1.0 + REFUSED_PAUSE_S)
     assert (again.request, again.engine_id) == (refused.request, other.engine_id)
@@ -396,6 +397,7 @@ def test_an_idle_schedulers_books_are_empty_and_what_is_left_is_named() -> None:
     assert [line for line in breaches if "KV tokens of e0 are promised" in line]
     assert [line for line in breaches if "2 requests are left, such as left.0" in line]
     assert "1 callers are left" in breaches
+    assert "requests are left waiting" not in breaches
     died = EngineDied("it was killed", engine_id="e0")
     scheduler.complete(ChunkResult(chunk=chunk, now=0.0, error=died))
     assert f"suspects are left, such as {chunk.request.uid}" in scheduler.check()
