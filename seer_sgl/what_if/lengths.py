@@ -62,7 +62,7 @@ def length_figures(groups: Sequence[Responses]) -> LengthFigures:
 def _group_share(groups: Sequence[Sequence[int]]) -> float | None:
     logs = [[math.log(length) for length in group] for group in groups]
     count, total = sum(map(len, logs)), len(logs)
-    if total < 2 or count == total:
+    if total < 2:
         return None
     means = [statistics.mean(group) for group in logs]
     grand = sum(map(sum, logs)) / count

@@ -106,10 +106,13 @@ def test_a_fault_of_most_at_once_quarantines_none(
         now += 1.0
 
 
-@pytest.mark.parametrize(("ends", "common"), [(1, False), (2, False), (3, True), (5, True)])
-def test_a_common_fault_is_one_of_most_processes(ends: int, common: bool) -> None:
+@pytest.mark.parametrize(
+    ("ends", "count", "common"),
+    [(1, 5, False), (2, 5, False), (2, 4, False), (3, 5, True), (5, 5, True)],
+)
+def test_a_common_fault_is_one_of_most_processes(ends: int, count: int, common: bool) -> None:
     incidents = Incidents()
-    incidents.names = {f"e{i}" for i in range(5)}
+    incidents.names = {f"e{i}" for i in range(count)}
     for number in range(ends):
         incidents.ended(f"e{number}", 1.0)
         incidents.ended(f"e{number}", 1.1)
