@@ -29,16 +29,18 @@ NICENESS = 10  # a process of the load gets a tenth of the time that one of the 
 BUSY = f"""
 import os, pathlib, sys, time
 os.nice({NICENESS})
-group = pathlib.Path("/proc/self/autogroup")
-while group.exists():
+
+def session_niced():
     try:
-        group.write_text("{NICENESS}")
+        pathlib.Path("/proc/self/autogroup").write_text("{NICENESS}")
     except BlockingIOError:
-        time.sleep(0.1)
-        continue
-    except OSError:
+        return False
+    except OSError:  # it does not
         pass
-    break
+    return True
+
+while not session_niced():
+    time.sleep(0.1)
 while os.getppid() == int(sys.argv[1]):
     sum(range(1_000_000))
 """
