@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiled import array_at, int64, part
+from .compiled import array_at, int64, part, prefetch
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -75,6 +75,16 @@ def index_at(groups: Int64, number: int) -> Index:
         array_at(group[BUCKETS_AT], (group[EDGE_ROOM],), np.int32),
         group,
     )
+
+
+@part
+def prefetch_after(index: Index, state: int) -> None:
+    """Starts to load what is read first for the tokens after a context: the rows of its likeliest
+    next token, of its newest edge, and of its longest shorter context."""
+    states, group = index.states, index.group
+    prefetch(group[STATES_AT] + 4 * STATE_COLUMNS * int64(states[state, NEXT]))
+    prefetch(group[EDGES_AT] + 4 * EDGE_COLUMNS * int64(states[state, EDGE]))
+    prefetch(group[STATES_AT] + 4 * STATE_COLUMNS * int64(states[state, LINK]))
 
 
 @part

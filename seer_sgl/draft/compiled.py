@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -59,6 +60,22 @@ def _as_pointer(_: Any, address: Any) -> Any:
 
 
 _pointer = cast(Callable[[int], Any], intrinsic(_as_pointer))
+
+
+def _prefetching(_: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        prefetches = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
+        at = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        builder.call(prefetches, [at, number(0), number(3), number(1)])  # to read, often, data
+        return context.get_dummy_value()
+
+    return numba.types.void(address), generate
+
+
+# Starts to load the cache line at an address, any address. For kernels only.
+prefetch = cast(Callable[[int], None], intrinsic(_prefetching))
 
 
 @part

@@ -12,7 +12,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .automaton import CHILDREN, COUNT, EDGE, LABEL, LENGTH, LINK, NEXT, SIBLING, TO, TOKEN, Index
+from .automaton import (
+    CHILDREN,
+    COUNT,
+    EDGE,
+    LABEL,
+    LENGTH,
+    LINK,
+    NEXT,
+    SIBLING,
+    TO,
+    TOKEN,
+    Index,
+    prefetch_after,
+)
 from .compiled import array_at, float64, int64, part
 
 Int32 = NDArray[np.int32]
@@ -164,15 +177,19 @@ def _vote(
     first, least = int64(frontier.size[0]), min_probability / VOTERS
     left = float64(prob)
     for _ in range(VOTERS):
+        shorter = int64(states[state, LINK])
+        prefetch_after(index, shorter)
         escape = _escape(index, state)
         share = left / (_seen(index, state, at_end) + escape)
         others = int64(frontier.size[0])
         _fork(index, state, share, parent, first, others, scanned, least, frontier)
         left = share * escape
-        state = int64(states[state, LINK])
+        state = shorter
         if state <= 0 or left < min_probability:
             break
     _keep(frontier, first, paths, min_probability)
+    for node in range(first, frontier.size[0]):
+        prefetch_after(index, int64(frontier.states[node]))
 
 
 @part

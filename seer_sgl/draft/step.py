@@ -7,7 +7,7 @@ calls again, so no array is ever reallocated during a kernel.
 import numpy as np
 from numpy.typing import NDArray
 
-from .automaton import LENGTH, MAX_TOKEN, SOURCE, append, has_room, index_at
+from .automaton import LENGTH, LINK, MAX_TOKEN, SOURCE, append, has_room, index_at, prefetch_after
 from .compiled import array_at, int64, kernel, part
 from .proposals import Drafted, context_of, frontier_at, propose
 
@@ -83,6 +83,16 @@ def _drafted_at(drafts: Int32, parents: Int32, probs: Float32, sources: Int32, r
     )
 
 
+@part
+def _prefetch_row(groups: Int64, sequences: Int64, slots: Int64, rows: Int64, row: int) -> None:
+    """Starts to load what the draft of a row reads first: most texts end in a context that has no
+    continuation, but whose longest shorter context has."""
+    if row < rows.size and slots[rows[row], 0] > 0:
+        sequence = sequences[slots[rows[row], 0] - 1]
+        index = index_at(groups, sequence[GROUP])
+        prefetch_after(index, int64(index.states[sequence[LAST], LINK]))
+
+
 @kernel(
     "int64(int64[:,::1], int64[:,::1], int64[:,::1],"
     " int64[::1], int32[::1], int32[::1], int32[::1], int64, float64, int64[::1], int64,"
@@ -132,6 +142,7 @@ def step(
                 return int64(sequences[number, GROUP])
     frontier = frontier_at(frontier_address)
     for row in range(rows.size):
+        _prefetch_row(groups, sequences, slots, rows, row + 1)
         drafted[row] = matches[row] = 0
         number = slots[rows[row], 0] - 1
         if number < 0 or budgets[row] <= 0:
