@@ -78,44 +78,43 @@ async def measured_chunk_ms(infos: Sequence[EngineInfo], api_key: str | None = N
 
 def predict(
     sim: SimConfig,
-    constants: Mapping[int, Constants],
+    constants: Mapping[int, Sequence[Constants]],
     scheduling: SchedulingConfig,
     measurements: Sequence[Measurement],
 ) -> dict[str, Any]:
     """Returns the measured and the simulated figures of every arm that the simulator supports, on
     the measured lengths: means over the rounds with constants.
 
-    `sim`: pool, acceptance and the engines' reserve; `constants`: by round.
+    `sim`: pool, acceptance and the engines' reserve. `constants`: by round, those from before and
+    after it; each simulates the round, and the mean of them counts.
     """
     settings = with_values(sim, {"scheduling": scheduling})
-    cases: dict[str, list[Measurement]] = {name: [] for name in ARMS}
+    cases: dict[str, list[_Case]] = {name: [] for name in ARMS}
     for case in measurements:
-        if case.row.arm in cases and case.row.round in constants:
-            cases[case.row.arm].append(case)
+        name = case.row.arm
+        if name in cases and (around := constants.get(case.row.round)):
+            cases[name].append(_Case(settings, ARMS[name], around, case))
     return {
-        "constants": {number: msgspec.to_builtins(one) for number, one in constants.items()},
+        "constants": {number: msgspec.to_builtins(around) for number, around in constants.items()},
         "speculation": msgspec.to_builtins(sim.speculation),
-        "arms": {
-            name: _compared(
-                [_Case(settings, ARMS[name], constants[case.row.round], case) for case in found]
-            )
-            for name, found in cases.items()
-            if found
-        },
+        "arms": {name: _compared(found) for name, found in cases.items() if found},
     }
 
 
 class _Case:
-    """A measured rollout and its simulation."""
+    """A measured rollout and its simulations, one for each of the costs around it."""
 
     def __init__(
-        self, sim: SimConfig, arm: Arm, constants: Constants, measured: Measurement
+        self, sim: SimConfig, arm: Arm, around: Sequence[Constants], measured: Measurement
     ) -> None:
-        settings = configured(sim, arm, constants, max(measured.lengths.values()))
-        run = simulate(_responses(measured), settings)
+        longest, responses = max(measured.lengths.values()), _responses(measured)
+        runs = [simulate(responses, configured(sim, arm, one, longest)) for one in around]
+        outcomes = [outcome(arm.name, arm.policy, run.record) for run in runs]
         self.row = measured.row
-        self.simulated = outcome(arm.name, arm.policy, run.record)
-        self.forward_steps = run.forward_steps
+        self.wall_s = statistics.mean(one.wall_s for one in outcomes)
+        self.tail_s = statistics.mean(one.tail_s for one in outcomes)
+        self.preemptions = statistics.mean(one.preemptions for one in outcomes)
+        self.forward_steps = statistics.mean(run.forward_steps for run in runs)
 
 
 def configured(sim: SimConfig, arm: Arm, constants: Constants, longest: int) -> SimConfig:
@@ -147,16 +146,16 @@ def _compared(cases: Sequence[_Case]) -> dict[str, float | None]:
         return round(statistics.mean(values), 3)
 
     wall_s = mean([case.row.wall_s for case in cases])
-    predicted_wall_s = mean([case.simulated.wall_s for case in cases])
+    predicted_wall_s = mean([case.wall_s for case in cases])
     counted = [case.row.forward_steps for case in cases if case.row.forward_steps is not None]
     return {
         "wall_s": wall_s,
         "predicted_wall_s": predicted_wall_s,
         "error": round(predicted_wall_s / wall_s - 1, 4),
         "tail_s": mean([case.row.tail_s for case in cases]),
-        "predicted_tail_s": mean([case.simulated.tail_s for case in cases]),
+        "predicted_tail_s": mean([case.tail_s for case in cases]),
         "retractions": mean([case.row.retractions for case in cases]),
-        "predicted_retractions": mean([case.simulated.preemptions for case in cases]),
+        "predicted_retractions": mean([case.preemptions for case in cases]),
         "forward_steps": mean(counted) if len(counted) == len(cases) else None,
         "predicted_forward_steps": mean([case.forward_steps for case in cases]),
     }

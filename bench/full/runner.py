@@ -39,7 +39,7 @@ class FullRunner(Runner):
         self.measurements: list[Measurement] = []
         self.soaked: list[SoakRow] = []
         self.sim = sim
-        self.constants: dict[int, Constants | None] = {}  # by round; None: not measured
+        self.constants: dict[int, Constants | None] = {}  # before each round; None: not measured
         self._rollouts = rollouts
         if router:
             require_router(self.config)
@@ -51,6 +51,8 @@ class FullRunner(Runner):
         async for measurement in super().rounds():
             self.measurements.append(measurement)
             yield measurement
+        if self.constants:
+            await self._measure_constants(max(self.constants) + 1)
         async for row in soak(self, self._soak_rollouts()):
             self.soaked.append(row)
             logger.info("soak %d/%d: %.1f s", row.number + 1, self._rollouts, row.wall_s)
@@ -66,8 +68,9 @@ class FullRunner(Runner):
         return msgspec.structs.replace(measurement, row=row)
 
     async def _measure_constants(self, number: int) -> None:
-        """Measures before every round, because a shared machine is not equally fast all the time;
-        only before the first one if servers of one kind have to stop for those of another."""
+        """Measures before every round and after the last, because a shared machine is not equally
+        fast all the time; only before the first one if servers of one kind have to stop for those
+        of another."""
         if self.sim is None or number in self.constants:
             return
         beside = self.own_servers and self.config.bench.colocate_servers
@@ -113,7 +116,11 @@ def extend_report(runner: FullRunner) -> None:
 
 
 def _predicted(runner: FullRunner) -> dict[str, object]:
-    known = {number: one for number, one in runner.constants.items() if one is not None}
-    if runner.sim is None or not known:
+    measured = {number: one for number, one in runner.constants.items() if one is not None}
+    if runner.sim is None or not measured:
         return {}
-    return predict(runner.sim, known, runner.config.scheduling, runner.measurements)
+    around = {
+        number: [measured[at] for at in (number, number + 1) if at in measured]
+        for number in range(runner.config.bench.rounds)
+    }
+    return predict(runner.sim, around, runner.config.scheduling, runner.measurements)

@@ -107,8 +107,8 @@ def test_it_has_the_options_of_the_product(monkeypatch: pytest.MonkeyPatch, tmp_
     assert (full.config.bench.rounds, full.out, full.sim) == (7, tmp_path, None)
 
 
-@pytest.mark.parametrize(("beside", "measured"), [("true", 2), ("false", 1)])
-async def test_costs_are_measured_before_every_round_if_no_server_has_to_stop_for_it(
+@pytest.mark.parametrize(("beside", "measured"), [("true", 3), ("false", 1)])
+async def test_costs_are_measured_around_every_round_if_no_server_has_to_stop_for_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, beside: str, measured: int
 ) -> None:
     Rolls(monkeypatch)
@@ -118,8 +118,8 @@ async def test_costs_are_measured_before_every_round_if_no_server_has_to_stop_fo
         made.append(Constants(engine=EngineConfig(overhead_ms=len(made))))
         return made[-1]
 
-    def predict(_: object, constants: dict[int, Constants], *__: object) -> dict[str, Any]:
-        rounds = [constants[number].engine.overhead_ms for number in sorted(constants)]
+    def predict(_: object, constants: dict[int, list[Constants]], *__: object) -> dict[str, Any]:
+        rounds = [[one.engine.overhead_ms for one in around] for around in constants.values()]
         times = {"wall_s": 4, "predicted_wall_s": 3, "error": -0.25, "tail_s": 1}
         steps = {"predicted_tail_s": 2, "forward_steps": 7000, "predicted_forward_steps": 7100}
         return {"rounds": rounds, "constants": {}, "arms": {"seer": times | steps}}
@@ -130,6 +130,6 @@ async def test_costs_are_measured_before_every_round_if_no_server_has_to_stop_fo
     await run_full(full, console())
     report = json.loads((tmp_path / "report.json").read_text())
     assert len(made) == measured
-    assert report["predicted"]["rounds"] == [0, measured - 1]
+    assert report["predicted"]["rounds"] == ([[0, 1], [1, 2]] if measured > 1 else [[0, 0]] * 2)
     page = (tmp_path / "report.md").read_text()
     assert "| seer | 4.0 | 3.0 | -25% | 1.0 | 2.0 | 7,000 | 7,100 |" in page

@@ -65,7 +65,7 @@ def rolled(arm: str, number: int = 0, **changed: Any) -> Measurement:
 
 def predicted(*cases: Measurement, **constants: Constants) -> dict[str, Any]:
     """Returns the figures of the arms. `constants`: of the rounds r0, r1, ..."""
-    by_round = {int(name[1:]): one for name, one in constants.items()}
+    by_round = {int(name[1:]): [one] for name, one in constants.items()}
     arms: dict[str, Any] = predict(load_settings(SIM), by_round, CHUNKS, cases)["arms"]
     return arms
 
@@ -96,6 +96,16 @@ def test_a_rollout_is_simulated_with_the_costs_of_its_round() -> None:
     assert predicted(rolled(BASELINE, 2), **constants) == {}, "its costs are not known"
 
 
+def test_costs_from_before_and_after_a_round_count_equally() -> None:
+    slow = msgspec.structs.replace(CONSTANTS, engine=msgspec.structs.replace(ENGINE, overhead_ms=3))
+    alone = [predicted(rolled(SEER), r0=one)[SEER] for one in (CONSTANTS, slow)]
+    around = {0: [CONSTANTS, slow]}
+    both = predict(load_settings(SIM), around, CHUNKS, [rolled(SEER)])["arms"][SEER]
+    for figure in ("predicted_wall_s", "predicted_tail_s", "predicted_forward_steps"):
+        assert both[figure] == pytest.approx((alone[0][figure] + alone[1][figure]) / 2, abs=2e-3)
+    assert alone[1]["predicted_wall_s"] > 1.3 * alone[0]["predicted_wall_s"]
+
+
 def test_chunks_and_verifications_take_what_was_measured() -> None:
     def wall_s(arm: str, constants: Constants) -> float:
         return float(predicted(rolled(arm), r0=constants)[arm]["predicted_wall_s"])
@@ -116,8 +126,8 @@ def test_chunks_and_verifications_take_what_was_measured() -> None:
 
 def test_the_report_says_what_the_simulation_assumes() -> None:
     sim = load_settings(SIM)
-    report = predict(sim, {0: CONSTANTS}, SchedulingConfig(), [])
-    assert report["constants"] == {0: msgspec.to_builtins(CONSTANTS)}
+    report = predict(sim, {0: [CONSTANTS]}, SchedulingConfig(), [])
+    assert report["constants"] == {0: [msgspec.to_builtins(CONSTANTS)]}
     assert report["speculation"] == msgspec.to_builtins(sim.speculation)
 
 
