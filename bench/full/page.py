@@ -8,7 +8,7 @@ from seer_sgl.benchmark.tables import markdown, table_of
 LANES = "![Requests and KV cache of each engine over time](lanes.png)"
 PREDICTED = (
     "The same lengths under the same policies in the engine model of `seer-sgl simulate`, with "
-    "{} measured on these servers before {}. Means over the {}."
+    "{} measured on these servers {}. Means over the {}."
 )
 SOAK = (
     "Consecutive rollouts of arm `seer`; after each, the weights are loaded again under another "
@@ -30,8 +30,13 @@ def full_page(report: dict[str, Any], *, lanes: bool) -> str:
 
 
 def _predicted(predicted: dict[str, Any]) -> str:
-    now = "constants" in predicted  # reports of earlier versions have no steps either
-    words = ("costs", "each round", "rounds") if now else ("step times", "the first round", "seeds")
+    constants = predicted.get("constants")
+    now = constants is not None  # reports of earlier versions have no steps either
+    if constants is not None:
+        around = any(isinstance(one, list) for one in constants.values())
+        words = ("costs", f"before {'and after ' if around else ''}each round", "rounds")
+    else:
+        words = ("step times", "before the first round", "seeds")
     head = ["arm", "total s", "predicted", "error", "tail s", "predicted"]
     rows = [
         [
