@@ -56,6 +56,8 @@ def of_groups(whole: Samples, samples: Samples) -> Samples:
 async def test_without_their_hub_engines_draft_from_what_they_have(rig: Rig) -> None:
     whole = await rig.undivided(sampling=WHOLE)
     with rig.without_hub():
+        async with Rollout(fleet(rig)) as rollout:
+            await rolled(rollout, 1)  # engines read in steps what the hub still sent them
         async with Rollout(fleet(rig), placement=AlwaysElsewhere()) as rollout:
             before = await received(rollout)
             samples, report = await rolled(rollout, LONELY_PROMPTS)
