@@ -68,7 +68,7 @@ def _prefetching(_: Any, address: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
         prefetches = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
         at = builder.inttoptr(arguments[0], cgutils.voidptr_t)
-        builder.call(prefetches, [at, number(0), number(3), number(1)])  # to read, often, data
+        builder.call(prefetches, [at, number(0), number(3), number(1)])  # read, keep cached, data
         return context.get_dummy_value()
 
     return numba.types.void(address), generate
