@@ -30,13 +30,11 @@ def full_page(report: dict[str, Any], *, lanes: bool) -> str:
 
 
 def _predicted(predicted: dict[str, Any]) -> str:
-    constants = predicted.get("constants")
-    now = constants is not None  # reports of earlier versions have no steps either
-    if constants is not None:
-        around = any(isinstance(one, list) for one in constants.values())
-        words = ("costs", f"before {'and after ' if around else ''}each round", "rounds")
-    else:
-        words = ("step times", "before the first round", "seeds")
+    now = "constants" in predicted  # reports of earlier versions have no steps either
+    around = any(isinstance(one, list) for one in predicted.get("constants", {}).values())
+    each = "before and after each round" if around else "before each round"
+    first = "before the first round"
+    words = ("costs", each, "rounds") if now else ("step times", first, "seeds")
     head = ["arm", "total s", "predicted", "error", "tail s", "predicted"]
     rows = [
         [
