@@ -76,15 +76,20 @@ async def measured_engine(
 async def measured_points(
     session: aiohttp.ClientSession, infos: Sequence[EngineInfo], contexts: Sequence[int] = CONTEXTS
 ) -> Points:
-    """Returns the times of all batches and contexts that fit into every server."""
+    """Returns the times of all batches and contexts that fit into every server.
+
+    Each is measured several times, in turn with the others: a shared machine is not equally fast
+    all the time.
+    """
     urls, points = [info.url for info in infos], Points([], [])
-    for batch, context in itertools.product(BATCHES, contexts):
-        if not _has_room(infos, batch, context):
-            continue
-        inputs = random_inputs(len(urls), batch, context)
-        begin, step = await _begin_and_step_s(session, urls, inputs)
+    cases = [case for case in itertools.product(BATCHES, contexts) if _has_room(infos, *case)]
+    measured = [
+        [await _begin_and_step_s(session, urls, *case) for case in cases] for _ in range(REPEATS)
+    ]
+    for (batch, context), times in zip(cases, zip(*measured, strict=True), strict=True):
+        begin, step = (statistics.median(some) for some in zip(*times, strict=True))
         points.begins.append((batch, begin))
-        points.steps.append((batch, batch * (context + STEPS / 2), step))
+        points.steps.append((batch, batch * (context + STEPS / 2), max(LEAST_S, step)))
     return points
 
 
@@ -135,18 +140,16 @@ def bodies(inputs: Inputs, tokens: int) -> list[list[dict[str, object]]]:
 
 
 async def _begin_and_step_s(
-    session: aiohttp.ClientSession, urls: Sequence[str], inputs: Inputs
+    session: aiohttp.ClientSession, urls: Sequence[str], batch: int, context: int
 ) -> tuple[float, float]:
     """Returns the time until all have their first token, and the time of a decode step, from the
     time of STEPS more tokens. The inputs are cached first, so that the difference excludes the
     noise of a long prefill."""
+    inputs = random_inputs(len(urls), batch, context)
     await seconds(session, urls, bodies(inputs, 1))
-    begins, steps = [], []
-    for _ in range(REPEATS):
-        begins.append(await seconds(session, urls, bodies(inputs, 1)))
-        whole = await seconds(session, urls, bodies(inputs, 1 + STEPS))
-        steps.append((whole - begins[-1]) / STEPS)
-    return statistics.median(begins), max(LEAST_S, statistics.median(steps))
+    begin = await seconds(session, urls, bodies(inputs, 1))
+    whole = await seconds(session, urls, bodies(inputs, 1 + STEPS))
+    return begin, (whole - begin) / STEPS
 
 
 async def _prefill_s(session: aiohttp.ClientSession, urls: Sequence[str], tokens: int) -> float:

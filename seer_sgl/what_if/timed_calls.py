@@ -1,6 +1,7 @@
 """Calls of `/generate` that are timed together, on all servers at once."""
 
 import asyncio
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -53,18 +54,28 @@ async def seconds(
     bodies: Sequence[Sequence[Body]],
     limit_s: float = LIMIT_S,
 ) -> float:
-    """Returns the wall time of all calls at once. `bodies[i]` go to the engine at `urls[i]`.
+    """Returns the time until a server has answered its calls, mean of all servers. `bodies[i]` go
+    to the server at `urls[i]`, all at once. The mean, because servers of a rollout do not wait for
+    the slowest of them.
 
     Raises EngineUnavailable if a server does not answer within `limit_s` seconds, BadReply if it
     generates another number of tokens, and RequestRejected if SGLang refuses a call.
     """
-    calls = [(url, body) for url, some in zip(urls, bodies, strict=True) for body in some]
     began = time.perf_counter()
-    replies = await asyncio.gather(*(_generate(session, url, body, limit_s) for url, body in calls))
-    took = time.perf_counter() - began
-    for (url, body), reply in zip(calls, replies, strict=True):
-        _check(url, body, reply)
-    return took
+    ended = await asyncio.gather(
+        *(_answered(session, url, some, limit_s) for url, some in zip(urls, bodies, strict=True))
+    )
+    for url, some, (replies, _) in zip(urls, bodies, ended, strict=True):
+        for body, reply in zip(some, replies, strict=True):
+            _check(url, body, reply)
+    return statistics.mean(at for _, at in ended) - began
+
+
+async def _answered(
+    session: aiohttp.ClientSession, url: str, bodies: Sequence[Body], limit_s: float
+) -> tuple[list[bytes], float]:
+    replies = await asyncio.gather(*(_generate(session, url, body, limit_s) for body in bodies))
+    return replies, time.perf_counter()
 
 
 async def _generate(

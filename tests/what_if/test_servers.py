@@ -1,13 +1,15 @@
 """The servers of `--engine`: which are refused, and what a timed call takes for an answer."""
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import msgspec
 import pytest
 
 from seer_sgl.errors import BadReply, ConfigError, EngineUnavailable
-from seer_sgl.what_if import constants
+from seer_sgl.what_if import constants, timed_calls
 from seer_sgl.what_if.command import WhatIf, WhatIfRequest
 from seer_sgl.what_if.timed_calls import body, seconds
 from tests.fake_sglang import FakeSGLang, serving
@@ -63,6 +65,15 @@ async def timed(url: str, limit_s: float = 9.0) -> float:
     async with aiohttp.ClientSession() as session:
         call = body([7, 8, 9], 60) | {"rid": "r"}
         return await seconds(session, [url], [[call]], limit_s)
+
+
+async def test_the_time_of_two_servers_is_the_mean_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(perf_counter=itertools.count(100.0).__next__)
+    monkeypatch.setattr(timed_calls, "time", clock)
+    calls = [[body([7, 8, 9], 60) | {"rid": "r"}]] * 2
+    fakes = serving(EndlessSGLang()), serving(EndlessSGLang())
+    async with aiohttp.ClientSession() as session, fakes[0] as one, fakes[1] as other:
+        assert await seconds(session, [one, other], calls) == 1.5  # 1 and 2, not the greater
 
 
 async def test_a_server_that_never_answers_ends_the_measurement() -> None:
