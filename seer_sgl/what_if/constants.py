@@ -66,7 +66,7 @@ async def measured_engine(
         kv_bytes_per_token=kv_bytes,
         bandwidth_gb_s=kv_bytes / max(kv, 1e-12) / 1e9,
         overhead_ms=max(0.01, overhead * 1e3),
-        row_overhead_us=max(0.0, row) * 1e6,
+        row_overhead_us=row * 1e6,
         draft_overhead_us=0.0,  # verification.py measures the whole of a verification
         chunk_ms=begin_s(points.begins) * 1e3,
         prefill_tok_s=1 / max(1e-6, float(np.polyfit(prefills, times, 1)[0])),
@@ -116,22 +116,28 @@ def fitted_step(steps: Sequence[tuple[float, float, float]]) -> tuple[float, flo
 def begin_s(begins: Sequence[tuple[float, float]]) -> float:
     """Returns the seconds that each further chunk adds until all have begun."""
     _, more = fitted([(1.0, batch) for batch, _ in begins], [s for _, s in begins])
-    return max(0.0, more)
+    return more
 
 
 def fitted(
     terms: Sequence[Sequence[float]], times: Sequence[float], scale: Sequence[float] | None = None
 ) -> list[float]:
-    """Returns the coefficients of the terms, whose sums are nearest to the times.
+    """Returns the coefficients of the terms, whose sums are nearest to the times. None is negative:
+    a term that would be is left out, and the others are fitted without it.
 
     The fit minimises squared errors relative to `scale`, which is the times themselves if not
     given, so that the short steps of small batches, which form a rollout's tail, count equally.
     """
     scales = np.array(times if scale is None else scale)
-    found, *_ = np.linalg.lstsq(
-        np.array(terms, float) / scales[:, None], np.array(times) / scales, rcond=None
-    )
-    return [float(one) for one in found]
+    columns, relative = np.array(terms, float) / scales[:, None], np.array(times) / scales
+    coefficients, kept = np.zeros(columns.shape[1]), np.arange(columns.shape[1])
+    while kept.size:
+        found, *_ = np.linalg.lstsq(columns[:, kept], relative, rcond=None)
+        if (found >= 0).all():
+            coefficients[kept] = found
+            break
+        kept = np.delete(kept, (found * columns[:, kept].mean(axis=0)).argmin())
+    return [float(one) for one in coefficients]
 
 
 def bodies(inputs: Inputs, tokens: int) -> list[list[dict[str, object]]]:

@@ -222,6 +222,18 @@ def test_what_a_verification_adds_to_a_step() -> None:
     assert msgspec.structs.astuple(alone) == pytest.approx((2, 40 + 500 * 30e-3, 0), rel=1e-3)
 
 
+def test_a_term_that_would_be_negative_does_not_make_the_others_dear() -> None:
+    rows = [
+        Verified(
+            batch, context, 10.0, more_s + 1e-3 + batch * 150e-6 + batch * context * 1536 / 5e9
+        )
+        for batch, context, more_s in ((1, 500, 2e-3), (8, 500, 6e-3), (1, 3000, 1e-3))
+    ]
+    found = fitted_verification(rows, ENGINE)
+    assert found.kv_ns == 0
+    assert 0.9 < found.step_ms + 10 * found.draft_us * 1e-3 < 2, "between the steps of one row"
+
+
 class DraftingServer:
     """An engine that counts the steps of calls as if it drafted `drafts` per sequence."""
 
