@@ -13,6 +13,7 @@ import contextlib
 import importlib.util
 import io
 import logging
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -47,6 +48,7 @@ DOTS: Final = "...."  # requests that wait for KV
 SMALL: Final = 11
 TEXT: Final = 13
 TITLE: Final = 16
+TITLE_CHARACTERS: Final = 7.4  # per inch: bold ones of a sentence take a little less
 LINE_SPACING: Final = 1.3
 
 PNG_PIXELS: Final = 1600  # the width of every PNG: sharp on a slide, and small enough for a README
@@ -111,8 +113,11 @@ def idle_to_full() -> "Colormap":
 def headline(figure: "Figure", finding: str, details: str = "", *, fit: bool = True) -> None:
     """Writes the finding at the top of a figure, in bold, and below it how it was found.
 
-    `fit`: axes that `figure.subplots` adds later fill the space below both.
+    A finding that is wider than the figure is broken into lines. `fit`: axes that `figure.subplots`
+    adds later fill the space below both.
     """
+    widest = int(figure.get_figwidth() * TITLE_CHARACTERS)
+    finding = "\n".join(textwrap.fill(line, widest) for line in finding.splitlines())
     top = 0.14  # inches
     below = top + _inches(finding, TITLE) + 0.05
     end = below + _inches(details, SMALL + 1) + 0.12

@@ -56,3 +56,15 @@ def test_rounds_without_a_tail_have_no_panel_of_tails(tmp_path: Path, drawn: lis
     assert len(figure.axes) == 1
     finding, *_ = (text.get_text() for text in figure.texts)
     assert finding.endswith("1.50 times the throughput of pinned groups")
+
+
+def test_a_long_finding_is_not_cut_off(tmp_path: Path, drawn: list[Any]) -> None:
+    best = [
+        row(arm, 0, throughput_tok_s=speed, tail_s=tail_s)
+        for arm, speed, tail_s in (("group_round_robin", 100.0, 9.0), ("seer_published", 250.0, 1))
+    ]
+    draw_arms(best, ARMS, tmp_path / "arms")
+    (figure,) = drawn
+    finding, *_ = figure.texts
+    assert len(finding.get_text()) > 90
+    assert finding.get_window_extent().x1 < figure.bbox.x1
