@@ -1,5 +1,6 @@
 """A model's own tokenizer, and when its own Python code may run."""
 
+import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,10 @@ class OwnTokenizer(PreTrainedTokenizer):
     def _convert_id_to_token(self, index):
         return str(index)
 """
+
+with_sglang = pytest.mark.skipif(
+    importlib.util.find_spec("sglang") is None, reason="SGLang, which loads it, is not installed"
+)
 
 
 @pytest.fixture
@@ -97,6 +102,7 @@ class OwnConfig(LlamaConfig):
 """
 
 
+@with_sglang
 def test_code_of_a_model_that_may_read_images_runs_only_if_it_is_trusted(
     tmp_path: Path, modules: None
 ) -> None:
@@ -128,6 +134,7 @@ def test_a_path_that_cannot_be_looked_at_is_one_line() -> None:
         load_tokenizer("x" * 300)  # longer than a file's name may be
 
 
+@with_sglang
 def test_where_sglang_cannot_be_asked_transformers_loads_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -141,6 +148,7 @@ def test_where_sglang_cannot_be_asked_transformers_loads_with_a_warning(
     assert line.endswith("No module named seer_sgl.no_such_module")
 
 
+@with_sglang
 def test_a_tokenizer_is_loaded_once_and_again_when_its_files_change(tmp_path: Path) -> None:
     folder = ROWS[1].make(tmp_path)
     first = load_tokenizer(str(folder))

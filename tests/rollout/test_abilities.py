@@ -13,6 +13,7 @@ from seer_sgl.processes.child import free_port
 from tests.fake_sglang import FakeSGLang, serving
 from tests.support.fleets import all_groups, check, rolling
 
+pytest.importorskip("torch", reason="the abilities of engines on a CPU need torch")
 NAMES = [ability.name for ability in Plugin(on_cpu=True).abilities]
 POOL = {"backend": "file", "directory": "pool", "namespace": "test"}
 WHY = "SGLang 0.0.1: hook run_batch is gone"
